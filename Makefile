@@ -1,0 +1,42 @@
+# Every target sets up .venv by itself; nothing is done twice.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+EXTRAS := dev,studies
+
+.PHONY: setup demo test test-fast lint format bench clean
+
+setup: $(READY)
+
+# torch goes first and by itself, so that no other package's requirement chooses another build of it.
+$(READY): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --upgrade pip
+	$(BIN)/pip install -q torch==2.13.0
+	$(BIN)/pip install -q -e '.[$(EXTRAS)]'
+	touch $@
+
+demo: $(READY)
+	$(BIN)/tramark demo --out demo
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+test-fast: $(READY)
+	$(BIN)/python -m pytest -m 'not slow'
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY)
+	$(BIN)/python benchmarks/round.py
+
+clean:
+	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache
