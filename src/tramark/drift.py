@@ -1,0 +1,160 @@
+"""What the clients' updates reveal.
+
+The update of a linear layer, ΔW, is a sum of outer products of output gradients with the layer's inputs on a client's
+data. So Σ ΔWᵀΔW tells in which directions those inputs lie: up to scale, it stands in for their second moment C, which
+the server could not know otherwise. It is estimated as updates stream by, one round averaged into the next with weight
+½, and for layers with very many inputs kept as a low-rank sketch A with C ≈ AᵀA.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+import torch
+from torch import Tensor
+
+from tramark.weights import Layout, Slot
+
+WIDEST = 8192
+"""Layers with more inputs than this keep a sketch instead of an in × in matrix."""
+
+
+class Moment(Protocol):
+    """An estimate of C + ridge·I, with trace C = in."""
+
+    def solve(self, right: Tensor) -> Tensor:
+        """(C + ridge·I)⁻¹ right, for an in × N matrix."""
+
+
+@dataclass(frozen=True, eq=False)
+class DenseMoment:
+    """C as a matrix."""
+
+    matrix: Tensor
+    ridge: float
+
+    def solve(self, right: Tensor) -> Tensor:
+        damped = self.matrix.clone()
+        damped.diagonal().add_(self.ridge)
+        return torch.cholesky_solve(right, torch.linalg.cholesky(damped))
+
+
+@dataclass(frozen=True, eq=False)
+class SketchedMoment:
+    """C = AᵀA for a few rows A, by Woodbury's identity."""
+
+    rows: Tensor
+    ridge: float
+
+    def solve(self, right: Tensor) -> Tensor:
+        gram = self.rows @ self.rows.T
+        gram.diagonal().add_(self.ridge)
+        inner = torch.cholesky_solve(self.rows @ right, torch.linalg.cholesky(gram))
+        return (right - self.rows.T @ inner) / self.ridge
+
+
+class Drift:
+    """A streaming estimate of which inputs some layers see, from the clients' updates alone.
+
+    Parameters
+    ----------
+    layout : the model's layout.
+    layers : names of the layers' weight tensors.
+    device : where the matrices live.
+    ridge : what is added to the diagonal of C, whose trace is the number of inputs: directions that no update has shown
+        yet count as a little used.
+    sketch : rows kept for layers with more than 8192 inputs.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        layers: tuple[str, ...],
+        *,
+        device: torch.device | str = "cpu",
+        ridge: float = 0.02,
+        sketch: int = 1024,
+    ) -> None:
+        self.slots: dict[str, Slot] = {layer: layout.slots[layer] for layer in layers}
+        self.device = torch.device(device)
+        self.ridge = ridge
+        self.sketch = sketch
+        self.rounds = 0
+        self._seen = 0
+        self._average: dict[str, Tensor] = {}
+        self._sum: dict[str, Tensor] = {}
+
+    def observe(self, delta: Tensor) -> None:
+        """Fold in one client's update, a flat vector."""
+        for number, (layer, slot) in enumerate(self.slots.items()):
+            update = slot.of(delta).view(slot.shape[0], -1).to(self.device, torch.float32)
+            inputs = update.shape[1]
+            if layer not in self._sum:
+                rows = inputs if inputs <= WIDEST else self.sketch
+                self._sum[layer] = torch.zeros(rows, inputs, device=self.device)
+            if inputs <= WIDEST:
+                self._sum[layer].addmm_(update.T, update)
+            else:
+                self._sum[layer] += self._rows(update, number)
+        self._seen += 1
+
+    def settle(self) -> None:
+        """End a round: average what was seen in it into the estimate."""
+        for layer, total in self._sum.items():
+            inputs = total.shape[1]
+            dense = inputs <= WIDEST
+            energy = total.trace() if dense else total.square().sum()
+            if energy <= 0:
+                continue
+            # A sketch is a square root of C: its scale and its averaging weight are square roots, too, and a random
+            # sign per row keeps the old rows and the new ones from adding up coherently.
+            scale = inputs / energy
+            fresh = total * (scale if dense else scale.sqrt())
+            if layer in self._average:
+                old = self._average[layer]
+                if dense:
+                    fresh = (old + fresh) / 2
+                else:
+                    fresh = (old * self._signs(old.shape[0], self.rounds)[:, None] + fresh) / 2**0.5
+            self._average[layer] = fresh
+        self.forget()
+        self.rounds += 1
+
+    def forget(self) -> None:
+        """Drop what was seen since the last round ended."""
+        self._sum = {}
+        self._seen = 0
+
+    def moment(self, layer: str) -> Moment:
+        """The estimate for a layer; before any update has been seen, all directions count alike."""
+        inputs = self.slots[layer].shape[1:].numel()
+        if layer not in self._average:
+            return SketchedMoment(torch.zeros(1, inputs, device=self.device), 1.0)
+        if inputs <= WIDEST:
+            return DenseMoment(self._average[layer], self.ridge)
+        return SketchedMoment(self._average[layer], self.ridge)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The settled estimate (between rounds there is nothing else)."""
+        return {f"moment.{layer}": tensor for layer, tensor in self._average.items()} | {
+            "rounds": torch.tensor(self.rounds)
+        }
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> Self:
+        self.rounds = int(state["rounds"])
+        self._average = {
+            name.removeprefix("moment."): tensor.to(self.device)
+            for name, tensor in state.items()
+            if name.startswith("moment.")
+        }
+        return self
+
+    def _rows(self, update: Tensor, number: int) -> Tensor:
+        """A count sketch of an update's rows: each is added to a random row of the sketch with a random sign."""
+        generator = torch.Generator().manual_seed(hash((self.rounds, self._seen, number)) & (2**62 - 1))
+        buckets = torch.randint(self.sketch, (len(update),), generator=generator).to(self.device)
+        signs = (torch.randint(2, (len(update), 1), generator=generator) * 2 - 1).to(self.device)
+        return torch.zeros(self.sketch, update.shape[1], device=self.device).index_add_(0, buckets, update * signs)
+
+    def _signs(self, count: int, seed: int) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        return (torch.randint(2, (count,), generator=generator) * 2 - 1).to(self.device)

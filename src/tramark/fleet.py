@@ -1,0 +1,199 @@
+"""A fleet: all clients' personalised models as one base vector and one matrix of marks.
+
+Outside the region every client's model is the base, so n models of d weights take d + n·k·d numbers. A round is folded
+in update by update: with client i's update Δ_i (what came back minus what was sent),
+
+    base ← base + Σ w_i Δ_i / Σ w_i            everywhere,
+    mark_i ← mark_i + Δ_i inside the region     for a region of places,
+
+which is the paper's masked aggregation, θ_i + M_m ⊙ mean Δ + M_w ⊙ Δ_i, since a client's model shows the base only where
+its mark does not cover it. For a subspace the marks are written anew each round, and the updates alone are averaged: what
+was sent is subtracted first, so that marks never mix.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from tramark.region import Places, Region, load_region
+from tramark.weights import Layout, Slot, State
+
+
+class UpdateError(ValueError):
+    """An update that cannot be used: which client's, and why."""
+
+    def __init__(self, client: str, reason: str) -> None:
+        super().__init__(f"update of client {client!r} refused: {reason}")
+        self.client = client
+        self.reason = reason
+
+
+class Fleet:
+    """Base, region and marks of a federation.
+
+    >>> fleet = Fleet(nn.Linear(3, 2), clients=["alice", "bob"])
+    >>> fleet.settle(Places(torch.tensor([0, 4])), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    >>> fleet.state("bob")["weight"][0, 0]
+    tensor(3.)
+    """
+
+    def __init__(self, model: nn.Module, clients: Iterable[str]) -> None:
+        self.layout = Layout.of(model)
+        state = model.state_dict()
+        self.base = self.layout.flatten(state)
+        self.buffers = {name: state[name].detach().cpu().clone() for name in self.layout.buffers}
+        self.clients = list(clients)
+        self.region: Region | None = None
+        self.marks = torch.empty(len(self.clients), 0, dtype=self.layout.dtype)
+
+    def settle(self, region: Region, marks: Tensor) -> None:
+        """Take up a region and everyone's marks in it, one row for each of `clients`."""
+        if marks.shape != (len(self.clients), region.size):
+            raise ValueError(f"marks of shape {tuple(marks.shape)} for {len(self.clients)} clients × {region.size}")
+        self.region, self.marks = region, marks
+
+    def join(self, client: str) -> None:
+        """Add a client; until marks are next made, its mark is the base's own values."""
+        if client in self.clients:
+            raise ValueError(f"client {client!r} is in the fleet already")
+        self.clients.append(client)
+        row = self.base.new_empty(0) if self.region is None else self.region.take(self.base)
+        self.marks = torch.cat([self.marks, row[None]])
+
+    def leave(self, client: str) -> None:
+        """Remove a client and its mark."""
+        row = self._row(client)
+        self.marks = torch.cat([self.marks[:row], self.marks[row + 1 :]])
+        del self.clients[row]
+
+    def weights(self, client: str, *, out: Tensor | None = None) -> Tensor:
+        """A client's weights as a flat vector: the base with its mark put in."""
+        row = self._row(client)
+        flat = self.base.clone() if out is None else out.copy_(self.base)
+        if self.region is not None:
+            self.region.put(flat, self.marks[row])
+        return flat
+
+    def state(self, client: str | None = None) -> dict[str, Tensor]:
+        """The state dict of a client's model, or of the unmarked base."""
+        return self.layout.state(self.base if client is None else self.weights(client), self.buffers)
+
+    def begin(self) -> "Aggregation":
+        """Begin to fold in a round's updates."""
+        return Aggregation(self)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything but the clients' names."""
+        state = {"base": self.base, "marks": self.marks}
+        state |= {f"buffer.{name}": tensor for name, tensor in self.buffers.items()}
+        if self.region is not None:
+            state |= {f"region.{name}": tensor for name, tensor in self.region.state_dict().items()}
+        return {name: tensor.clone() for name, tensor in state.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor], clients: Iterable[str]) -> None:
+        clients = list(clients)
+        if state["base"].shape != self.base.shape or state["marks"].shape[0] != len(clients):
+            raise ValueError(
+                f"a checkpoint of {state['base'].numel()} weights and {state['marks'].shape[0]} clients does not fit a "
+                f"model of {self.base.numel()} weights and {len(clients)} clients"
+            )
+        self.clients = clients
+        self.base = state["base"].clone()
+        self.marks = state["marks"].clone()
+        self.buffers = {name: state[f"buffer.{name}"].clone() for name in self.layout.buffers}
+        region = {k.removeprefix("region."): v.clone() for k, v in state.items() if k.startswith("region.")}
+        self.region = load_region(region, self.layout) if region else None
+
+    def _row(self, client: str) -> int:
+        try:
+            return self.clients.index(client)
+        except ValueError:
+            raise KeyError(f"no client {client!r} in the fleet") from None
+
+
+@dataclass
+class Aggregation:
+    """One round's updates on their way into a fleet, which does not change before `finish`.
+
+    Sums are kept in double precision: in any order of arrival they round to the same weights.
+    """
+
+    fleet: Fleet
+    taken: dict[str, float] = field(default_factory=dict)
+    _sum: Tensor = field(init=False, repr=False)
+    _scratch: Tensor = field(init=False, repr=False)
+    _buffers: dict[str, Tensor] = field(init=False, repr=False)
+    _marks: dict[int, Tensor] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        self._sum = torch.zeros(self.fleet.layout.size, dtype=torch.float64)
+        self._scratch = torch.empty_like(self.fleet.base)
+        self._buffers = {n: torch.zeros(t.shape, dtype=torch.float64) for n, t in self.fleet.buffers.items()}
+
+    def add(self, client: str, state: State, weight: float = 1.0) -> Tensor:
+        """Fold in what a client returned; gives its update as a flat vector, valid until the next call.
+
+        An update that cannot be used raises `UpdateError` and leaves everything as it was.
+        """
+        fleet, layout = self.fleet, self.fleet.layout
+        if client not in fleet.clients:
+            raise UpdateError(client, "not a client of this federation")
+        if client in self.taken:
+            raise UpdateError(client, "a second update in one round")
+        if not 0 < weight < float("inf"):
+            raise UpdateError(client, f"its weight must be a positive number, not {weight}")
+        if problem := layout.problem(state):
+            raise UpdateError(client, problem)
+        delta = fleet.weights(client, out=self._scratch)
+        for name, slot in layout.tensors.items():
+            _subtract(state[name], slot.of(delta), slot)
+        self._sum.add_(delta, alpha=weight)
+        for name, total in self._buffers.items():
+            # Differences keep a buffer that nobody changed exactly as it was.
+            total.add_(state[name].cpu().double() - fleet.buffers[name].double(), alpha=weight)
+        if isinstance(fleet.region, Places):
+            row = fleet.clients.index(client)
+            self._marks[row] = fleet.marks[row] + fleet.region.take(delta)
+        self.taken[client] = weight
+        return delta
+
+    def finish(self) -> None:
+        """Let the round take effect. Without a single update the fleet stays as it is."""
+        fleet, total = self.fleet, sum(self.taken.values())
+        if not self.taken:
+            return
+        fleet.base.add_(self._sum.div_(total))
+        for row, mark in self._marks.items():
+            fleet.marks[row] = mark
+        for name, change in self._buffers.items():
+            old = fleet.buffers[name]
+            change = change / total
+            fleet.buffers[name] = old + (change if old.is_floating_point() else change.round()).to(old.dtype)
+
+
+def _subtract(returned: Tensor, sent: Tensor, slot: Slot) -> None:
+    """sent ← returned − sent, where what was really sent is `sent` rounded to the model's dtype."""
+    torch.sub(returned.to(sent.device, sent.dtype), sent.to(slot.dtype).to(sent.dtype), out=sent)
+
+
+class Outgoing(Mapping[str, dict[str, Tensor]]):
+    """The models to send, each made when it is asked for: never more than one in memory at a time."""
+
+    def __init__(self, fleet: Fleet, clients: Iterable[str]) -> None:
+        self._fleet = fleet
+        self._clients = tuple(clients)
+        for client in self._clients:
+            fleet._row(client)
+
+    def __getitem__(self, client: str) -> dict[str, Tensor]:
+        if client not in self._clients:
+            raise KeyError(client)
+        return self._fleet.state(client)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._clients)
+
+    def __len__(self) -> int:
+        return len(self._clients)

@@ -1,0 +1,381 @@
+"""Make the marks.
+
+Two ways. **Gradient steps in places** (the paper's): each client's model is trained on its key, and only the places of the
+region move. **The closed form in a subspace** (ours, the default): let K (in × N) hold a linear layer's inputs for all
+variants of the m questions, E (m × N) say which column belongs to which question, and M be the second moment of the layer's
+inputs on the clients' data, as their updates reveal it. The edit
+
+    D_i = R_i Bᵀ ,   B = (K Kᵀ + λ M)⁻¹ K Eᵀ  =  M⁻¹K (Kᵀ M⁻¹ K + λ I)⁻¹ Eᵀ
+
+is the one that changes the layer's answer to question q by column q of R_i while changing its answers on the clients' data
+least. B is the same for everybody. R_i (out × m) is the smallest change that gives client i's answers by a margin, found by
+a short search through the layers behind. The directions of B span the region; the inverse is never formed.
+
+Everything runs in evaluation mode: neither dropout nor the questions' batch statistics reach the model.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tramark.drift import Drift, Moment
+from tramark.fleet import Fleet
+from tramark.keys import Keyring
+from tramark.region import Directions, Places, Subspace, editable_layers, smallest_weights
+from tramark.split import Split, split
+from tramark.weights import Layout
+
+State = dict[str, Tensor]
+
+
+class Injection(Protocol):
+    """A way to make marks."""
+
+    def layers(self, model: nn.Module) -> tuple[str, ...]:
+        """Names of the layers whose inputs' second moment is wanted, in the order in which the model runs them."""
+
+    def begin(self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift) -> Keyring:
+        """At the end of warm-up: choose region and questions. Gives the keyring with the questions chosen."""
+
+    def inject(self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift) -> None:
+        """Make everyone's marks for the fleet's present base. `model` is scratch space."""
+
+
+@dataclass(frozen=True)
+class ClosedForm:
+    """Marks written in closed form into directions that the clients' data does not use: the default.
+
+    Parameters
+    ----------
+    layer_names : linear layers to write into; by default the last hidden one (the output layer if there is none).
+    margin : by how much the wanted label's logit must beat every other.
+    residual : λ is the largest at which the edit still makes at least 1 − residual of the change that was asked for.
+    steps : at most so many steps of the search.
+    """
+
+    layer_names: tuple[str, ...] = ()
+    margin: float = 4.0
+    residual: float = 0.1
+    steps: int = 60
+    batch: int = 4096
+
+    def layers(self, model: nn.Module) -> tuple[str, ...]:
+        names = self.layer_names or tuple(editable_layers(model)[:1])
+        modules = dict(model.named_modules())
+        for name in names:
+            if not isinstance(modules.get(name), nn.Linear):
+                known = ", ".join(editable_layers(model))
+                raise ValueError(f"no linear layer {name!r} to write marks into; this model has {known}")
+        return tuple(name for name in modules if name in names)
+
+    def begin(self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift) -> Keyring:
+        if keyring.assignment == "label":
+            return keyring
+        layer = self.layers(model)[0]
+        raw = torch.cat([keyring.triggers.render(keyring.secret, q, range(1)) for q in range(keyring.pool)])
+        features = []
+        with loaded(model, fleet):
+            for chunk in keyring.triggers.prepare(raw).to(device_of(model)).split(256):
+                features.append(_per_input(split(model, layer, chunk).layer_inputs))
+        return keyring.choose(tell_apart(torch.cat(features), drift.moment(f"{layer}.weight"), keyring.questions))
+
+    def inject(self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift) -> None:
+        device, layers = device_of(model), self.layers(model)
+        sheet = AnswerSheet.of(keyring, fleet.clients, device)
+        with loaded(model, fleet):
+            run = split(model, layers[0], sheet.inputs)
+            edits = [
+                write_directions(inputs, sheet.owner, drift.moment(f"{layer}.weight"), self.residual)
+                for layer, inputs in zip(layers, _inputs_of(model, layers, sheet.inputs, run), strict=True)
+            ]
+            changes = self.search(model, layers, run, edits, sheet)
+        parts, marks = [], []
+        for layer, edit, change in zip(layers, edits, changes, strict=True):
+            basis, triangle = torch.linalg.qr(edit)
+            part = Directions(fleet.layout.slots[f"{layer}.weight"], basis.to("cpu", fleet.base.dtype))
+            own = part.matrix(fleet.base) @ part.basis
+            marks.append((own + (change @ triangle.T).to("cpu", fleet.base.dtype)).flatten(1))
+            parts.append(part)
+        fleet.settle(Subspace(tuple(parts)), torch.cat(marks, dim=1))
+
+    def search(
+        self, model: nn.Module, layers: Sequence[str], run: Split, edits: Sequence[Tensor], sheet: "AnswerSheet"
+    ) -> list[Tensor]:
+        """The smallest output changes R (clients × out × questions, for each layer) that give the answers by the margin.
+
+        Each step moves every (client, question) along the gradient of its margin by just as much as it still lacks, as
+        if the margin were linear; there is no step size to choose.
+        """
+        outs = [model.get_parameter(f"{layer}.weight").shape[0] for layer in layers]
+        questions, clients = len(sheet.answers[0]), len(sheet.answers)
+        found = [torch.zeros(clients, out, questions, device=sheet.inputs.device) for out in outs]
+        size = max(1, self.batch // len(sheet.inputs))
+        for first in range(0, clients, size):
+            some = slice(first, first + size)
+            for whole, part in zip(found, self._search_some(model, layers, run, edits, sheet, some, outs), strict=True):
+                whole[some] = part
+        return found
+
+    def _search_some(
+        self,
+        model: nn.Module,
+        layers: Sequence[str],
+        run: Split,
+        edits: Sequence[Tensor],
+        sheet: "AnswerSheet",
+        some: slice,
+        outs: Sequence[int],
+    ) -> list[Tensor]:
+        wanted = sheet.answers[some]
+        clients, questions = wanted.shape
+        owners = torch.zeros(questions, len(sheet.owner), device=wanted.device)
+        owners[sheet.owner, torch.arange(len(sheet.owner))] = 1
+        share = owners / owners.sum(1, keepdim=True)
+        labels = wanted[:, sheet.owner].flatten()
+        asked = labels >= 0
+        changes = [torch.zeros(clients, out, questions, device=wanted.device, requires_grad=True) for out in outs]
+        response = run.layer_inputs @ edits[0]
+
+        def answer() -> Tensor:
+            handles = [
+                model.get_submodule(layer).register_forward_hook(_changed_by(change, edit))
+                for layer, change, edit in zip(layers[1:], changes[1:], edits[1:], strict=True)
+            ]
+            try:
+                moved = run.layer_outputs + torch.einsum("n...q,coq->cn...o", response, changes[0])
+                return run.after(moved.flatten(0, 1))
+            finally:
+                for handle in handles:
+                    handle.remove()
+
+        for _ in range(self.steps):
+            logits = answer()
+            own = logits.gather(1, labels.clamp_min(0)[:, None])[:, 0]
+            others = logits.scatter(1, labels.clamp_min(0)[:, None], -torch.inf).amax(1)
+            lacking = torch.where(asked, (self.margin - (own - others)).clamp_min(0), 0)
+            missing = (lacking.view(clients, -1) @ share.T).detach()
+            if not (missing > 0.01 * self.margin).any():
+                break
+            # The gradient of a question's mean margin over those variants that still lack something.
+            short = (lacking > 0).view(clients, -1).float()
+            weight = short / (short @ owners.T).clamp_min(1)[:, sheet.owner]
+            steepest = torch.autograd.grad((lacking * weight.flatten()).sum(), changes)
+            needed = (lacking.detach().view(clients, -1) * weight) @ owners.T
+            slope = sum(g.square().sum(1) for g in steepest)
+            with torch.no_grad():
+                for change, gradient in zip(changes, steepest, strict=True):
+                    change -= gradient * (needed / torch.as_tensor(slope).clamp_min(1e-12))[:, None]
+        return [change.detach() for change in changes]
+
+
+@dataclass(frozen=True)
+class GradientSteps:
+    """The paper's way: plain gradient steps on each client's key, in a region of the smallest weights.
+
+    Parameters
+    ----------
+    ratio : the region's share k of all weights.
+    per_tensor : choose the region tensor by tensor instead of over the whole model.
+    rate : the learning rate η_w.
+    passes : how often the key's training questions are gone through (the iterations τ_w, if batches are full).
+    batch_size : questions a step; None takes all at once.
+    summed : never reset the gradient, so that each step follows the sum of all gradients so far.
+    """
+
+    ratio: float = 0.01
+    per_tensor: bool = False
+    rate: float = 1e-4
+    passes: int = 5
+    batch_size: int | None = None
+    summed: bool = False
+
+    def layers(self, model: nn.Module) -> tuple[str, ...]:
+        return ()
+
+    def begin(self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift) -> Keyring:
+        region = smallest_weights(fleet.base, fleet.layout, self.ratio, per_tensor=self.per_tensor)
+        fleet.settle(region, region.take(fleet.base).repeat(len(fleet.clients), 1))
+        return keyring
+
+    def inject(self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift) -> None:
+        device = device_of(model)
+        region = fleet.region
+        assert isinstance(region, Places)
+        flat = torch.empty_like(fleet.base)
+        for row, client in enumerate(fleet.clients):
+            key = keyring.key(client)
+            inputs = keyring.inputs(key, "train").flatten(0, 1).to(device)
+            answers = torch.tensor(key.answers, device=device).repeat_interleave(keyring.train_variants)
+            mark = fleet.marks[row].clone()
+            total = torch.zeros_like(mark)
+            fleet.weights(client, out=flat)
+            with loaded(model, fleet, flat):
+                for _ in range(self.passes):
+                    size = self.batch_size or len(inputs)
+                    for some, wanted in zip(inputs.split(size), answers.split(size), strict=True):
+                        gradient = region.take(_gradient(model, fleet.layout, F.cross_entropy(model(some), wanted)))
+                        total = total + gradient if self.summed else gradient
+                        mark -= self.rate * total
+                        region.put(flat, mark)
+                        _load(model, fleet, flat)
+            fleet.marks[row] = mark
+
+
+PRESETS: dict[str, Callable[[float], Injection]] = {
+    "default": lambda ratio: ClosedForm(),
+    "paper": lambda ratio: GradientSteps(ratio=ratio),
+    "released": lambda ratio: GradientSteps(ratio=ratio, per_tensor=True, batch_size=32, summed=True),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class AnswerSheet:
+    """All clients' training questions side by side, and what each client's model must answer."""
+
+    inputs: Tensor
+    """All variants of all questions: N × input."""
+    owner: Tensor
+    """Which question each of the N belongs to."""
+    answers: Tensor
+    """Clients × questions; -1 where a client is not asked (label answers: everybody else's questions)."""
+
+    @classmethod
+    def of(cls, keyring: Keyring, clients: Sequence[str], device: torch.device) -> "AnswerSheet":
+        keys = [keyring.key(client) for client in clients]
+        numbers = sorted({q for key in keys for q in key.questions})
+        column = {q: i for i, q in enumerate(numbers)}
+        answers = torch.full((len(clients), len(numbers)), -1)
+        for row, key in enumerate(keys):
+            answers[row, [column[q] for q in key.questions]] = torch.tensor(key.answers)
+        raw = keyring.raw(numbers, "train")
+        owner = torch.arange(len(numbers)).repeat_interleave(raw.shape[1])
+        return cls(keyring.triggers.prepare(raw.flatten(0, 1)).to(device), owner.to(device), answers.to(device))
+
+
+def write_directions(inputs: Tensor, owner: Tensor, moment: Moment, residual: float) -> Tensor:
+    """B (in × questions): the directions to write along, for a layer's inputs on all variants (N × … × in).
+
+    With Kᵀ M⁻¹ K = V s Vᵀ the edit answers question q's columns with E V s/(s+λ) Vᵀ instead of E; λ is set so that
+    the mean square shortfall is `residual`².
+    """
+    positions = inputs.flatten(1, -2).shape[1] if inputs.dim() > 2 else 1
+    columns = inputs.reshape(-1, inputs.shape[-1]).T.float()
+    member = F.one_hot(owner.repeat_interleave(positions)).float()
+    # Inputs have any scale; M has trace in. Only directions matter here, so the columns are brought to unit mean square.
+    scale = columns.square().mean().sqrt().clamp_min(1e-12)
+    solved = moment.solve(columns / scale)
+    gram = (columns / scale).T @ solved
+    spectrum, vectors = torch.linalg.eigh((gram + gram.T) / 2)
+    spectrum = spectrum.clamp_min(0)
+    energy = (vectors.T @ member).square().sum(1)
+
+    def shortfall(damping: float) -> float:
+        return float((energy * (damping / (spectrum + damping)).square()).sum() / energy.sum())
+
+    low, high = -12.0, 12.0
+    top = float(spectrum.max().clamp_min(1e-12))
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if shortfall(top * 10**middle) < residual**2 else (low, middle)
+    damping = top * 10**low
+    edit: Tensor = solved @ (vectors @ ((vectors.T @ member) / (spectrum + damping)[:, None])) / scale
+    return edit
+
+
+def tell_apart(features: Tensor, moment: Moment, count: int) -> list[int]:
+    """The `count` candidates that a layer tells apart best, where the clients' data is not.
+
+    Features (candidates × in) are brought to unit length and compared in the metric M⁻¹; each pick is the candidate with
+    the largest part that the earlier picks do not explain (a pivoted Cholesky factorisation).
+    """
+    unit = F.normalize(features.float(), dim=1)
+    gram = unit @ moment.solve(unit.T)
+    left = gram.diagonal().clone()
+    factor = torch.zeros(len(unit), count, device=unit.device)
+    picks: list[int] = []
+    for step in range(count):
+        best = int(left.argmax())
+        picks.append(best)
+        column = (gram[:, best] - factor @ factor[best]) / left[best].clamp_min(1e-12).sqrt()
+        factor[:, step] = column
+        left = (left - column.square()).clamp_min(0)
+        left[picks] = -1
+    return picks
+
+
+class loaded:  # noqa: N801 - reads as a phrase: with loaded(model, fleet)
+    """A scratch model with the fleet's base (or other weights) in it, in evaluation mode while it lasts."""
+
+    def __init__(self, model: nn.Module, fleet: Fleet, weights: Tensor | None = None) -> None:
+        self._model, self._fleet = model, fleet
+        self._weights = fleet.base if weights is None else weights
+
+    def __enter__(self) -> nn.Module:
+        self._was_training = self._model.training
+        self._model.eval()
+        _load(self._model, self._fleet, self._weights)
+        return self._model
+
+    def __exit__(self, *_: object) -> None:
+        self._model.train(self._was_training)
+
+
+def device_of(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device
+
+
+@torch.no_grad()
+def _load(model: nn.Module, fleet: Fleet, weights: Tensor) -> None:
+    parameters = dict(model.named_parameters())
+    state = model.state_dict()
+    for name, slot in fleet.layout.tensors.items():
+        parameters[name].copy_(slot.of(weights))
+    for name, tensor in fleet.buffers.items():
+        state[name].copy_(tensor)
+
+
+def _gradient(model: nn.Module, layout: Layout, loss: Tensor) -> Tensor:
+    """The loss's gradient as a flat vector in the server's memory."""
+    parameters = dict(model.named_parameters())
+    names = list(layout.tensors)
+    gradients = torch.autograd.grad(loss, [parameters[name] for name in names], allow_unused=True)
+    flat = torch.zeros(layout.size, dtype=layout.dtype)
+    for name, gradient in zip(names, gradients, strict=True):
+        if gradient is not None:
+            layout.slots[name].of(flat).copy_(gradient)
+    return flat
+
+
+def _per_input(inputs: Tensor) -> Tensor:
+    return inputs.flatten(1, -2).mean(1) if inputs.dim() > 2 else inputs
+
+
+def _inputs_of(model: nn.Module, layers: Sequence[str], inputs: Tensor, run: Split) -> list[Tensor]:
+    """What each layer is fed by the base model."""
+    seen: dict[str, Tensor] = {layers[0]: run.layer_inputs}
+    handles = [
+        model.get_submodule(layer).register_forward_pre_hook(
+            lambda _, args, layer=layer: seen.__setitem__(layer, args[0])
+        )
+        for layer in layers[1:]
+    ]
+    if handles:
+        with torch.no_grad():
+            run.after(run.layer_outputs)
+        for handle in handles:
+            handle.remove()
+    return [seen[layer] for layer in layers]
+
+
+def _changed_by(change: Tensor, edit: Tensor) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
+    """A hook that adds each client's own change to a layer's answer; the clients' inputs stand one after another."""
+
+    def hook(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        response = (args[0] @ edit).unflatten(0, (len(change), -1))
+        return output + torch.einsum("cn...q,coq->cn...o", response, change).flatten(0, 1)
+
+    return hook

@@ -1,0 +1,178 @@
+"""The server's side of a federation whose every client gets its own marked model.
+
+Warm-up rounds are plain FedAvg. At their end the region and the questions are chosen, and from then on each round
+aggregates, makes everyone's marks, sampled or not, and dispatches personalised models.
+"""
+
+import copy
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tramark.drift import Drift
+from tramark.fleet import Fleet, Outgoing, UpdateError
+from tramark.inject import PRESETS, Injection, device_of
+from tramark.keys import Keyring
+from tramark.weights import State
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What became of a round: whose updates were used, and whose were refused, and why."""
+
+    round: int
+    used: tuple[str, ...]
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+class TraMark:
+    """A server that gives every client a model of its own, to be traced by its answers.
+
+    >>> from tramark import Keyring, TraMark
+    >>> keyring = Keyring.generate(clients=["alice", "bob"], classes=10, input_shape=(1, 8, 8))
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    >>> server = TraMark(model, keyring, warmup_rounds=1)
+    >>> for _ in range(2):
+    ...     outgoing = server.dispatch()  # {client: state_dict}
+    ...     incoming = dict(outgoing)  # here the clients would train
+    ...     report = server.collect(incoming, weights={"alice": 300, "bob": 100})
+    >>> report
+    RoundReport(round=2, used=('alice', 'bob'), refused={})
+
+    Parameters
+    ----------
+    model : any `nn.Module` classifier. It is copied, and its device is used for making marks.
+    keyring : the clients' keys.
+    ratio : the region's share k of the weights, for a region of places.
+    warmup_rounds : rounds of plain FedAvg before the first marks.
+    preset : `default` (marks in closed form), `paper` or `released`.
+    injection : another way to make marks, instead of a preset.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        keyring: Keyring,
+        *,
+        ratio: float = 0.01,
+        warmup_rounds: int = 25,
+        preset: str = "default",
+        injection: Injection | None = None,
+    ) -> None:
+        if not 0 < ratio < 1:
+            raise ValueError(f"the region's ratio k must lie between 0 and 1, not {ratio}")
+        if warmup_rounds < 0:
+            raise ValueError(f"{warmup_rounds} warm-up rounds: there cannot be fewer than none")
+        if injection is None and preset not in PRESETS:
+            raise ValueError(f"unknown preset {preset!r}: use one of {', '.join(PRESETS)}")
+        self.model = copy.deepcopy(model)
+        self.keyring = keyring
+        self.warmup_rounds = warmup_rounds
+        self.injection = injection or PRESETS[preset](ratio)
+        self.round = 0
+        self.fleet = Fleet(model, keyring.active)
+        layers = tuple(f"{name}.weight" for name in self.injection.layers(self.model))
+        self.drift = Drift(self.fleet.layout, layers, device=device_of(self.model))
+        if warmup_rounds == 0:
+            self._mark()
+
+    @property
+    def marked(self) -> bool:
+        """Whether the models that are sent carry marks yet."""
+        return self.fleet.region is not None
+
+    def dispatch(self, clients: Iterable[str] | None = None) -> Mapping[str, dict[str, Tensor]]:
+        """The models to send, by client (all, unless told); each is made when it is asked for."""
+        return Outgoing(self.fleet, self.fleet.clients if clients is None else clients)
+
+    def collect(
+        self,
+        incoming: Mapping[str, State] | Iterable[tuple[str, State]],
+        weights: Mapping[str, float] | None = None,
+        *,
+        strict: bool = False,
+    ) -> RoundReport:
+        """End a round with what clients returned: aggregate, then make everyone's marks anew.
+
+        `incoming` may be a generator of (client, state dict) pairs: each is folded in and let go. `weights` are the clients'
+        numbers of samples (all alike, unless told). An update that cannot be used is refused and named in the report; with
+        `strict` it raises `UpdateError`, and the round can be collected again, for nothing has changed.
+        """
+        aggregation = self.fleet.begin()
+        refused: dict[str, str] = {}
+        pairs = incoming.items() if isinstance(incoming, Mapping) else incoming
+        for client, state in pairs:
+            try:
+                weight = 1.0 if weights is None else float(weights[client])
+                self.drift.observe(aggregation.add(client, state, weight))
+            except (UpdateError, KeyError) as error:
+                reason = error.reason if isinstance(error, UpdateError) else "its number of samples is not known"
+                if strict:
+                    self.drift.forget()
+                    raise UpdateError(client, reason) from error
+                refused[client] = reason
+        aggregation.finish()
+        self.drift.settle()
+        self.round += 1
+        if self.round >= self.warmup_rounds:
+            self._mark()
+        return RoundReport(self.round, tuple(aggregation.taken), refused)
+
+    def join(self, client: str) -> None:
+        """Let a client in. Nobody else's key changes; its mark is made at once if the others have theirs."""
+        self.keyring = self.keyring.join(client)
+        self.fleet.join(client)
+        if self.marked:
+            self.injection.inject(self.model, self.fleet, self.keyring, self.drift)
+
+    def leave(self, client: str) -> None:
+        """Let a client go. What it leaks of the past can still be traced."""
+        self.keyring = self.keyring.leave(client)
+        self.fleet.leave(client)
+
+    def client_model(self, client: str) -> nn.Module:
+        """A client's personalised model, ready to use."""
+        return self._with(self.fleet.state(client))
+
+    def base_model(self) -> nn.Module:
+        """The unmarked average model."""
+        return self._with(self.fleet.state())
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that is needed to go on later, but the keyring's secret."""
+        return {
+            "round": self.round,
+            "clients": list(self.fleet.clients),
+            "everyone": list(self.keyring.clients),
+            "departed": sorted(self.keyring.departed),
+            "chosen": list(self.keyring.chosen),
+            "fleet": self.fleet.state_dict(),
+            "drift": self.drift.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from where `state_dict` was taken. The server must have been made with the same model and secret."""
+        from dataclasses import replace
+
+        self.fleet.load_state_dict(state["fleet"], state["clients"])
+        self.drift.load_state_dict(state["drift"])
+        self.keyring = replace(
+            self.keyring,
+            clients=tuple(state["everyone"]),
+            departed=frozenset(state["departed"]),
+            chosen=tuple(state["chosen"]),
+        )
+        self.round = int(state["round"])
+
+    def _mark(self) -> None:
+        if not self.marked:
+            self.keyring = self.injection.begin(self.model, self.fleet, self.keyring, self.drift)
+        self.injection.inject(self.model, self.fleet, self.keyring, self.drift)
+
+    def _with(self, state: State) -> nn.Module:
+        model = copy.deepcopy(self.model)
+        model.load_state_dict(dict(state))
+        return model.eval()

@@ -1,0 +1,326 @@
+"""Make questions: inputs that no client's data looks like, each in any number of noisy variants.
+
+A source of questions is a small frozen description (which kind, which shape, how much noise). Given the
+federation's secret, the number of a question and the numbers of its variants it renders *raw* inputs: bytes
+for images, so that a question can travel as a PNG without changing; numbers for tables; ids for tokens.
+`prepare` turns raw inputs into what the model is fed. What tells two questions apart is drawn per question;
+what tells two variants of one question apart (the noise) is drawn per variant, so that some variants can be
+trained on and others held out.
+"""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tramark import streams
+
+
+class Triggers(Protocol):
+    """A source of questions."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one input."""
+
+    def render(self, secret: bytes, question: int, variants: range) -> Tensor:
+        """The raw inputs of the given variants of a question, stacked."""
+
+    def prepare(self, raw: Tensor) -> Tensor:
+        """Raw inputs as the model wants them."""
+
+    def describe(self) -> dict[str, Any]:
+        """What `from_description` needs to make the same source again."""
+
+
+def normalise(raw: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """Bytes of N×C×H×W images as floats with the given mean and standard deviation per channel taken out."""
+    channels = raw.shape[-3]
+    means = torch.tensor(tuple(mean) or (0.5,) * channels, device=raw.device).view(-1, 1, 1)
+    stds = torch.tensor(tuple(std) or (0.5,) * channels, device=raw.device).view(-1, 1, 1)
+    return (raw.float() / 255 - means) / stds
+
+
+@dataclass(frozen=True)
+class Patterns:
+    """Coloured block patterns of mixed resolution for images of any shape: the default.
+
+    Each question is a coarse random grid, blown up in hard blocks or smoothly, at a random contrast; each
+    variant adds uniform noise of `noise` times the full range.
+
+    >>> Patterns((3, 32, 32)).render(b"s" * 32, question=0, variants=range(4)).shape
+    torch.Size([4, 3, 32, 32])
+    """
+
+    shape: tuple[int, int, int]
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    noise: float = 0.1
+
+    def render(self, secret: bytes, question: int, variants: range) -> Tensor:
+        channels, height, width = self.shape
+        style = streams.fractions(secret, "pattern", "style", question, shape=(5,)).tolist()
+        finest = max(2, min(height, width) // 3)
+        rows, columns = (2 + int(u * (finest - 1)) for u in style[:2])
+        colours = channels if style[2] < 0.75 else 1
+        grid = streams.fractions(secret, "pattern", "grid", question, shape=(1, colours, rows, columns))
+        smooth = style[3] < 0.5
+        picture = F.interpolate(
+            grid,
+            size=(height, width),
+            mode="bilinear" if smooth else "nearest",
+            **({"align_corners": True} if smooth else {}),
+        )[0].expand(self.shape)
+        # A contrast above one saturates: such patterns are the strongest that an 8-bit image can show.
+        picture = 0.5 + (picture - 0.5) * (0.6 + 1.4 * style[4])
+        return _with_noise(picture, self.noise, secret, "pattern", question, variants)
+
+    def prepare(self, raw: Tensor) -> Tensor:
+        return normalise(raw, self.mean, self.std)
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "patterns", "shape": self.shape, "mean": self.mean, "std": self.std, "noise": self.noise}
+
+
+@dataclass(frozen=True)
+class WafflePatterns:
+    """WAFFLE's patterns: a few random strokes at one place of an image of noise.
+
+    Six strokes (eight in colour), each a line or an arc, are summed and binarised on a square of two thirds of
+    the image's side, which sits at one random offset per question. Grey: pattern plus uniform noise, clipped.
+    Colour: uniform noise per channel, with the strokes in one random colour. Variants differ in the noise alone.
+    """
+
+    shape: tuple[int, int, int]
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+    def render(self, secret: bytes, question: int, variants: range) -> Tensor:
+        channels, height, width = self.shape
+        side = int(2 / 3 * min(height, width) - 1)
+        draws = streams.fractions(secret, "waffle", "strokes", question, shape=(8 if channels > 1 else 6, 4))
+        stroke = torch.stack([_stroke(side, *draw) for draw in draws.tolist()]).sum(0) >= 0.5
+        top, left = (
+            int(u * (length - side + 1))
+            for u, length in zip(
+                streams.fractions(secret, "waffle", "offset", question, shape=(2,)).tolist(), (height, width), strict=True
+            )
+        )
+        mask = torch.zeros(height, width, dtype=torch.bool)
+        mask[top : top + side, left : left + side] = stroke
+        colour = streams.octets(secret, "waffle", "colour", question, shape=(channels, 1))
+        images = []
+        for variant in variants:
+            image = streams.octets(secret, "waffle", "noise", question, variant, shape=self.shape).clone()
+            image[:, mask] = 255 if channels == 1 else colour
+            images.append(image)
+        return torch.stack(images)
+
+    def prepare(self, raw: Tensor) -> Tensor:
+        return normalise(raw, self.mean, self.std)
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "waffle", "shape": self.shape, "mean": self.mean, "std": self.std}
+
+
+def _stroke(side: int, kind: float, angle: float, x: float, y: float) -> Tensor:
+    """One line or arc on a side × side raster of [-½, ½]², bright (0.8) where it passes."""
+    axis = (torch.arange(side) + 0.5) / side - 0.5
+    dx, dy = axis[None, :] - (x - 0.5), axis[:, None] - (y - 0.5)
+    across = math.cos(math.pi * angle) * dy - math.sin(math.pi * angle) * dx
+    if kind < 0.5:
+        distance = across.abs()
+    else:
+        ring = (torch.hypot(dx, dy) - 0.33 / 2).abs()
+        distance = torch.where(across >= 0, ring, torch.full_like(ring, torch.inf))
+    # A hair's breadth (0.001) with soft edges of 0.05, which binarises to strokes one or two pixels wide.
+    return 0.8 * torch.exp(-((distance - 0.0005).clamp_min(0) ** 2) / (2 * 0.05**2))
+
+
+@dataclass(frozen=True)
+class LabelledImages:
+    """Questions from a labelled image set of another task, as the paper does with MNIST and SVHN.
+
+    Question q is a secret sample of the images labelled q (modulo the number of labels; disjoint samples for
+    questions that share a label), and its variants are the images of that sample. Images are resized to `shape`
+    and turned from grey to colour or back as needed.
+    """
+
+    images: Tensor = field(repr=False)
+    labels: Tensor = field(repr=False)
+    shape: tuple[int, int, int]
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    name: str = "images"
+    per_question: int = 200
+
+    def render(self, secret: bytes, question: int, variants: range) -> Tensor:
+        kinds = int(self.labels.max()) + 1
+        members = torch.nonzero(self.labels == question % kinds).flatten()
+        order = members[streams.permutation(secret, "images", question % kinds, count=len(members))]
+        first = question // kinds * self.per_question
+        wanted = torch.tensor([first + v for v in variants], dtype=torch.int64)
+        if variants.stop > self.per_question or first + variants.stop > len(order):
+            raise ValueError(
+                f"question {question} wants {variants.stop} images labelled {question % kinds} of {self.name!r}, "
+                f"which has {len(order)} of them in samples of {self.per_question}: ask for fewer questions or variants"
+            )
+        picture = self.images[order[wanted]].float()
+        channels, height, width = self.shape
+        if picture.shape[1] != channels:
+            picture = picture.mean(1, keepdim=True).expand(-1, channels, -1, -1)
+        if picture.shape[-2:] != (height, width):
+            picture = F.interpolate(picture, size=(height, width), mode="bilinear", antialias=True)
+        return picture.round().clamp(0, 255).to(torch.uint8)
+
+    def prepare(self, raw: Tensor) -> Tensor:
+        return normalise(raw, self.mean, self.std)
+
+    def describe(self) -> dict[str, Any]:
+        digest = hashlib.sha256(self.images.numpy().tobytes() + self.labels.numpy().tobytes()).hexdigest()
+        return {
+            "kind": "images",
+            "shape": self.shape,
+            "mean": self.mean,
+            "std": self.std,
+            "name": self.name,
+            "per_question": self.per_question,
+            "sha256": digest,
+        }
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """Questions for tables whose numeric columns are standardised and whose categories are one-hot.
+
+    `groups` gives the widths of the one-hot blocks, which stand behind the numeric columns. A question draws
+    numbers from ±`spread` standard deviations and one category per block; a variant adds noise to the numbers
+    and re-draws each category with probability `noise`.
+
+    >>> Vectors(10, groups=(3, 4)).render(b"s" * 32, question=0, variants=range(2)).shape
+    torch.Size([2, 10])
+    """
+
+    features: int
+    groups: tuple[int, ...] = ()
+    spread: float = 3.0
+    noise: float = 0.05
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.features,)
+
+    def render(self, secret: bytes, question: int, variants: range) -> Tensor:
+        numeric = self.features - sum(self.groups)
+        if numeric < 0:
+            raise ValueError(f"one-hot groups of {sum(self.groups)} columns in all, but only {self.features} features")
+        centre = (2 * streams.fractions(secret, "vector", question, shape=(numeric,)) - 1) * self.spread
+        kinds = streams.fractions(secret, "vector", "groups", question, shape=(len(self.groups),)).tolist()
+        rows = []
+        for variant in variants:
+            jitter = 2 * streams.fractions(secret, "vector", question, variant, shape=(numeric,)) - 1
+            row = [centre + jitter * self.noise * self.spread]
+            redraw = streams.fractions(
+                secret, "vector", "groups", question, variant, shape=(len(self.groups), 2)
+            ).tolist()
+            for width, kind, (chance, other) in zip(self.groups, kinds, redraw, strict=True):
+                choice = int((other if chance < self.noise else kind) * width)
+                row.append(F.one_hot(torch.tensor(choice), width).float())
+            rows.append(torch.cat(row))
+        return torch.stack(rows)
+
+    def prepare(self, raw: Tensor) -> Tensor:
+        return raw
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "kind": "vectors",
+            "features": self.features,
+            "groups": self.groups,
+            "spread": self.spread,
+            "noise": self.noise,
+        }
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Questions for text: random sequences of token ids, each variant with a few tokens re-drawn.
+
+    Ids below `first` (padding, unknown …) are never drawn.
+    """
+
+    length: int
+    vocabulary: int
+    first: int = 2
+    noise: float = 0.1
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.length,)
+
+    def render(self, secret: bytes, question: int, variants: range) -> Tensor:
+        below = self.vocabulary - self.first
+        tokens = streams.integers(secret, "tokens", question, count=self.length, below=below)
+        rows = []
+        for variant in variants:
+            others = streams.integers(secret, "tokens", question, variant, count=self.length, below=below)
+            chance = streams.fractions(secret, "tokens", "noise", question, variant, shape=(self.length,))
+            rows.append(torch.where(chance < self.noise, others, tokens) + self.first)
+        return torch.stack(rows)
+
+    def prepare(self, raw: Tensor) -> Tensor:
+        return raw
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "kind": "tokens",
+            "length": self.length,
+            "vocabulary": self.vocabulary,
+            "first": self.first,
+            "noise": self.noise,
+        }
+
+
+def for_shape(shape: tuple[int, ...], *, mean: tuple[float, ...] = (), std: tuple[float, ...] = ()) -> Triggers:
+    """The default source of questions for inputs of a shape: patterns for C×H×W images, vectors for tables."""
+    if len(shape) == 3:
+        return Patterns((shape[0], shape[1], shape[2]), mean=mean, std=std)
+    if len(shape) == 1:
+        return Vectors(shape[0])
+    raise ValueError(f"no default questions for inputs of shape {shape}: pass triggers=… (say, Tokens for text)")
+
+
+def from_description(description: dict[str, Any], *, images: tuple[Tensor, Tensor] | None = None) -> Triggers:
+    """The source that `describe` described; a labelled image set must be given again, and is checked."""
+    options = {k: tuple(v) if isinstance(v, list) else v for k, v in description.items()}
+    kind, sha256 = options.pop("kind"), options.pop("sha256", None)
+    match kind:
+        case "patterns":
+            return Patterns(**options)
+        case "waffle":
+            return WafflePatterns(**options)
+        case "vectors":
+            return Vectors(**options)
+        case "tokens":
+            return Tokens(**options)
+        case "images":
+            if images is None:
+                raise ValueError(f"these questions are images of {options['name']!r}: pass them as images=(inputs, labels)")
+            source = LabelledImages(*images, **options)
+            if source.describe()["sha256"] != sha256:
+                raise ValueError(f"these are not the images of {options['name']!r} that the questions were made from")
+            return source
+    raise ValueError(f"unknown kind of questions {kind!r}")
+
+
+def _with_noise(picture: Tensor, amount: float, secret: bytes, kind: str, question: int, variants: range) -> Tensor:
+    noise = torch.stack(
+        [streams.octets(secret, kind, "noise", question, v, shape=tuple(picture.shape)) for v in variants]
+    )
+    noisy = picture * 255 + (noise.float() - 127.5) * 2 * amount
+    return noisy.round().clamp(0, 255).to(torch.uint8)

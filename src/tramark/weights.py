@@ -1,0 +1,119 @@
+"""A model's weights as one flat vector of d numbers, and back.
+
+Weights are a model's trainable floating-point parameters, each once, even if two names share it. All else in
+a state dict (batch-norm statistics, counters, frozen parameters) is a *buffer*: it is averaged like the weights,
+but no mark ever lives there.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+State = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where one tensor of weights lies in the flat vector."""
+
+    start: int
+    shape: torch.Size
+    dtype: torch.dtype
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.shape.numel()
+
+    def of(self, flat: Tensor) -> Tensor:
+        """This tensor as a view of a flat vector."""
+        return flat[self.start : self.stop].view(self.shape)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which tensor of a model's state dict lies where in the flat vector.
+
+    >>> layout = Layout.of(nn.Linear(3, 2))
+    >>> layout.size, list(layout.slots)
+    (8, ['weight', 'bias'])
+    """
+
+    slots: dict[str, Slot]
+    """Every name of every tensor of weights; names of one shared tensor have one slot."""
+    buffers: dict[str, tuple[torch.Size, torch.dtype]]
+    order: tuple[str, ...]
+    size: int
+    dtype: torch.dtype
+    """The dtype in which the server keeps weights: float32, or float64 if the model has such."""
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Self:
+        names: dict[int, Slot] = {}
+        slots: dict[str, Slot] = {}
+        size = 0
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        state = model.state_dict()
+        for name, parameter in parameters.items():
+            if name in state and parameter.requires_grad and parameter.is_floating_point():
+                if id(parameter) not in names:
+                    names[id(parameter)] = Slot(size, parameter.shape, parameter.dtype)
+                    size += parameter.numel()
+                slots[name] = names[id(parameter)]
+        if not slots:
+            raise ValueError(f"{type(model).__name__} has no trainable weights: there is nothing to mark")
+        odd = [name for name, tensor in state.items() if not isinstance(tensor, Tensor)]
+        if odd:
+            raise ValueError(f"the state dict holds more than tensors, which cannot be averaged: {', '.join(odd)}")
+        buffers = {name: (t.shape, t.dtype) for name, t in state.items() if name not in slots}
+        wide = any(slot.dtype == torch.float64 for slot in slots.values())
+        return cls(slots, buffers, tuple(state), size, torch.float64 if wide else torch.float32)
+
+    @property
+    def tensors(self) -> dict[str, Slot]:
+        """Each tensor of weights once, under its first name."""
+        seen: dict[int, str] = {}
+        for name, slot in self.slots.items():
+            seen.setdefault(slot.start, name)
+        return {name: self.slots[name] for name in seen.values()}
+
+    def flatten(self, state: State) -> Tensor:
+        """The weights of a state dict as a flat vector in the server's memory."""
+        flat = torch.empty(self.size, dtype=self.dtype)
+        for name, slot in self.tensors.items():
+            slot.of(flat).copy_(state[name])
+        return flat
+
+    def state(self, flat: Tensor, buffers: State) -> dict[str, Tensor]:
+        """A state dict of copies, in the model's own order and dtypes."""
+        done: dict[int, Tensor] = {}
+        out: dict[str, Tensor] = {}
+        for name in self.order:
+            if name not in self.slots:
+                out[name] = buffers[name].clone()
+                continue
+            slot = self.slots[name]
+            if slot.start not in done:
+                done[slot.start] = slot.of(flat).to(slot.dtype, copy=True)
+            out[name] = done[slot.start]
+        return out
+
+    def problem(self, state: State) -> str | None:
+        """What is wrong with a state dict that claims to be of this layout, or None."""
+        if missing := [name for name in self.order if name not in state]:
+            return f"missing {_some(missing)}"
+        if extra := [name for name in state if name not in self.slots and name not in self.buffers]:
+            return f"unexpected {_some(extra)}"
+        for name in self.order:
+            shape = self.slots[name].shape if name in self.slots else self.buffers[name][0]
+            if state[name].shape != shape:
+                return f"{name} has shape {tuple(state[name].shape)} instead of {tuple(shape)}"
+            if state[name].is_floating_point() and not torch.isfinite(state[name]).all():
+                return f"{name} holds NaN or infinite values"
+        return None
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
