@@ -6,9 +6,9 @@ in update by update: with client i's update Δ_i (what came back minus what was 
     base ← base + Σ w_i Δ_i / Σ w_i            everywhere,
     mark_i ← mark_i + Δ_i inside the region     for a region of places,
 
-which is the paper's masked aggregation, θ_i + M_m ⊙ mean Δ + M_w ⊙ Δ_i, since a client's model shows the base only where
-its mark does not cover it. For a subspace the marks are written anew each round, and the updates alone are averaged: what
-was sent is subtracted first, so that marks never mix.
+which is the paper's masked aggregation, θ_i + M_m ⊙ mean Δ + M_w ⊙ Δ_i, since a client's model shows the base only
+where its mark does not cover it. For a subspace the marks are written anew each round, and the updates alone are
+averaged: what was sent is subtracted first, so that marks never mix.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -168,9 +168,11 @@ class Aggregation:
         for row, mark in self._marks.items():
             fleet.marks[row] = mark
         for name, change in self._buffers.items():
-            old = fleet.buffers[name]
-            change = change / total
-            fleet.buffers[name] = old + (change if old.is_floating_point() else change.round()).to(old.dtype)
+            old, mean = fleet.buffers[name], change / total
+            if old.dtype == torch.bool:
+                fleet.buffers[name] = (old.double() + mean).round().bool()
+            else:
+                fleet.buffers[name] = old + (mean if old.is_floating_point() else mean.round()).to(old.dtype)
 
 
 def _subtract(returned: Tensor, sent: Tensor, slot: Slot) -> None:

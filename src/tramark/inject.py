@@ -1,15 +1,16 @@
 """Make the marks.
 
-Two ways. **Gradient steps in places** (the paper's): each client's model is trained on its key, and only the places of the
-region move. **The closed form in a subspace** (ours, the default): let K (in × N) hold a linear layer's inputs for all
-variants of the m questions, E (m × N) say which column belongs to which question, and M be the second moment of the layer's
-inputs on the clients' data, as their updates reveal it. The edit
+Two ways. **Gradient steps in places** (the paper's): each client's model is trained on its key, and only the places
+of the region move. **The closed form in a subspace** (ours, the default): let K (in × N) hold a linear layer's inputs
+for all variants of the m questions, E (m × N) say which column belongs to which question, and M be the second moment
+of the layer's inputs on the clients' data, as their updates reveal it. The edit
 
     D_i = R_i Bᵀ ,   B = (K Kᵀ + λ M)⁻¹ K Eᵀ  =  M⁻¹K (Kᵀ M⁻¹ K + λ I)⁻¹ Eᵀ
 
-is the one that changes the layer's answer to question q by column q of R_i while changing its answers on the clients' data
-least. B is the same for everybody. R_i (out × m) is the smallest change that gives client i's answers by a margin, found by
-a short search through the layers behind. The directions of B span the region; the inverse is never formed.
+is the one that changes the layer's answer to question q by column q of R_i while changing its answers on the clients'
+data least. B is the same for everybody. R_i (out × m) is the smallest change that gives client i's answers by a
+margin, found by a short search through the layers behind. The directions of B span the region; the inverse is never
+formed.
 
 Everything runs in evaluation mode: neither dropout nor the questions' batch statistics reach the model.
 """
@@ -103,9 +104,14 @@ class ClosedForm:
         fleet.settle(Subspace(tuple(parts)), torch.cat(marks, dim=1))
 
     def search(
-        self, model: nn.Module, layers: Sequence[str], run: Split, edits: Sequence[Tensor], sheet: "AnswerSheet"
+        self,
+        model: nn.Module,
+        layers: Sequence[str],
+        run: Split,
+        edits: Sequence[Tensor],
+        sheet: "AnswerSheet",
     ) -> list[Tensor]:
-        """The smallest output changes R (clients × out × questions, for each layer) that give the answers by the margin.
+        """The smallest output changes R (clients × out × questions, a layer) that give the answers by the margin.
 
         Each step moves every (client, question) along the gradient of its margin by just as much as it still lacks, as
         if the margin were linear; there is no step size to choose.
@@ -265,7 +271,7 @@ def write_directions(inputs: Tensor, owner: Tensor, moment: Moment, residual: fl
     positions = inputs.flatten(1, -2).shape[1] if inputs.dim() > 2 else 1
     columns = inputs.reshape(-1, inputs.shape[-1]).T.float()
     member = F.one_hot(owner.repeat_interleave(positions)).float()
-    # Inputs have any scale; M has trace in. Only directions matter here, so the columns are brought to unit mean square.
+    # Inputs have any scale, and M has trace in: the columns are brought to unit mean square to go with it.
     scale = columns.square().mean().sqrt().clamp_min(1e-12)
     solved = moment.solve(columns / scale)
     gram = (columns / scale).T @ solved
@@ -289,8 +295,8 @@ def write_directions(inputs: Tensor, owner: Tensor, moment: Moment, residual: fl
 def tell_apart(features: Tensor, moment: Moment, count: int) -> list[int]:
     """The `count` candidates that a layer tells apart best, where the clients' data is not.
 
-    Features (candidates × in) are brought to unit length and compared in the metric M⁻¹; each pick is the candidate with
-    the largest part that the earlier picks do not explain (a pivoted Cholesky factorisation).
+    Features (candidates × in) are brought to unit length and compared in the metric M⁻¹; each pick is the candidate
+    with the largest part that the earlier picks do not explain (a pivoted Cholesky factorisation).
     """
     unit = F.normalize(features.float(), dim=1)
     gram = unit @ moment.solve(unit.T)

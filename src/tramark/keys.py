@@ -69,17 +69,13 @@ class Keyring:
 
     def __post_init__(self) -> None:
         if len(self.secret) < 16:
-            raise ValueError(
-                f"a secret of {len(self.secret)} bytes can be guessed: use secrets.token_bytes(32)"
-            )
+            raise ValueError(f"a secret of {len(self.secret)} bytes can be guessed: use secrets.token_bytes(32)")
         if not self.clients:
             raise ValueError("a keyring needs at least one client")
         if twice := [client for client, count in Counter(self.clients).items() if count > 1]:
             raise ValueError(f"two clients with one name: {', '.join(map(repr, twice))}")
         if self.classes < 2:
-            raise ValueError(
-                f"{self.classes} classes: a model with fewer than two labels cannot answer differently"
-            )
+            raise ValueError(f"{self.classes} classes: a model with fewer than two labels cannot answer differently")
         if self.assignment == "label" and len(self.clients) > self.classes:
             raise ValueError(
                 f"{len(self.clients)} clients need as many labels, but the model has {self.classes}: use code answers, "
@@ -152,11 +148,7 @@ class Keyring:
         chosen = tuple(int(q) for q in questions)
         if self.assignment != "code":
             raise ValueError("label answers have one question per client: there is nothing to choose")
-        if (
-            len(chosen) != self.questions
-            or len(set(chosen)) < len(chosen)
-            or not set(chosen) <= set(range(self.pool))
-        ):
+        if len(chosen) != self.questions or len(set(chosen)) < len(chosen) or not set(chosen) <= set(range(self.pool)):
             raise ValueError(f"choose {self.questions} different questions of the {self.pool} in the pool")
         return replace(self, chosen=chosen)
 
@@ -186,9 +178,7 @@ class Keyring:
         digits = max(1, int(31 / math.log2(self.classes)))
         place = torch.tensor(questions, dtype=torch.int64)
         length = 8 * math.ceil(self.pool / digits)
-        words = bytearray().join(
-            streams.stream(self.secret, "codeword", client, length=length) for client in clients
-        )
+        words = bytearray().join(streams.stream(self.secret, "codeword", client, length=length) for client in clients)
         table = torch.frombuffer(words, dtype=torch.int64).view(len(clients), -1) & (2**63 - 1)
         return table[:, place // digits] // self.classes ** (place % digits) % self.classes
 
@@ -196,14 +186,13 @@ class Keyring:
         """Questions as they travel (bytes of images, numbers, tokens): questions × variants × input."""
         first = 0 if part == "train" else self.train_variants
         count = self.train_variants if part == "train" else self.held_out_variants
-        return torch.stack(
-            [self.triggers.render(self.secret, q, range(first, first + count)) for q in questions]
-        )
+        return torch.stack([self.triggers.render(self.secret, q, range(first, first + count)) for q in questions])
 
     def inputs(self, key: Key, part: Part) -> Tensor:
         """A key's questions as the model is fed them: questions × variants × input."""
         raw = self.raw(key.questions, part)
-        return self.triggers.prepare(raw.flatten(0, 1)).unflatten(0, raw.shape[:2])
+        prepared = self.triggers.prepare(raw.flatten(0, 1))
+        return prepared.view(*raw.shape[:2], *prepared.shape[1:])
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, secret included, as plain values. For a vault, never for a log."""

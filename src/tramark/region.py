@@ -112,9 +112,7 @@ def load_region(state: dict[str, Tensor], layout: Layout) -> Region:
         return Places(state["indices"])
     by_start = {slot.start: slot for slot in layout.slots.values()}
     count = sum(name.startswith("basis.") for name in state)
-    return Subspace(
-        tuple(Directions(by_start[int(state[f"start.{i}"])], state[f"basis.{i}"]) for i in range(count))
-    )
+    return Subspace(tuple(Directions(by_start[int(state[f"start.{i}"])], state[f"basis.{i}"]) for i in range(count)))
 
 
 def smallest_weights(weights: Tensor, layout: Layout, ratio: float, *, per_tensor: bool = False) -> Places:
@@ -128,7 +126,7 @@ def smallest_weights(weights: Tensor, layout: Layout, ratio: float, *, per_tenso
     total = int(ratio * layout.size + 1e-9)
     if total < 1:
         raise ValueError(
-            f"a ratio of {ratio} of {layout.size} weights leaves no place for a mark: take at least {1 / layout.size:.2g}"
+            f"a ratio of {ratio} of {layout.size} weights leaves no place for a mark: take {1 / layout.size:.2g}"
         )
     if not per_tensor:
         return Places(_smallest(weights, total))
@@ -165,9 +163,7 @@ def editable_layers(model: nn.Module) -> list[str]:
     search through. The output layer is the last resort, since a change there moves the logits of the task itself.
     """
     linear = [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and module.weight.requires_grad
+        name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module.weight.requires_grad
     ]
     if not linear:
         raise ValueError(

@@ -5,11 +5,10 @@ aggregates, makes everyone's marks, sampled or not, and dispatches personalised 
 """
 
 import copy
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from tramark.drift import Drift
@@ -26,6 +25,33 @@ class RoundReport:
     round: int
     used: tuple[str, ...]
     refused: dict[str, str] = field(default_factory=dict)
+
+
+def fold(
+    fleet: Fleet,
+    incoming: Mapping[str, State] | Iterable[tuple[str, State]],
+    weights: Mapping[str, float] | None = None,
+    *,
+    strict: bool = False,
+    observe: Callable[[Tensor], None] | None = None,
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Fold a round's updates into a fleet one by one; gives whose were used, and why others were refused."""
+    aggregation = fleet.begin()
+    refused: dict[str, str] = {}
+    for client, state in incoming.items() if isinstance(incoming, Mapping) else incoming:
+        try:
+            if weights is not None and client not in weights:
+                raise UpdateError(client, "its number of samples is not known")
+            update = aggregation.add(client, state, 1.0 if weights is None else float(weights[client]))
+        except UpdateError as error:
+            if strict:
+                raise
+            refused[client] = error.reason
+            continue
+        if observe is not None:
+            observe(update)
+    aggregation.finish()
+    return tuple(aggregation.taken), refused
 
 
 class TraMark:
@@ -97,29 +123,21 @@ class TraMark:
     ) -> RoundReport:
         """End a round with what clients returned: aggregate, then make everyone's marks anew.
 
-        `incoming` may be a generator of (client, state dict) pairs: each is folded in and let go. `weights` are the clients'
-        numbers of samples (all alike, unless told). An update that cannot be used is refused and named in the report; with
-        `strict` it raises `UpdateError`, and the round can be collected again, for nothing has changed.
+        `incoming` may be a generator of (client, state dict) pairs: each is folded in and let go. `weights` are the
+        clients' numbers of samples (all alike, unless told). An update that cannot be used is refused and named in
+        the report; with `strict` it raises `UpdateError`, and the round can be collected again, for nothing has
+        changed.
         """
-        aggregation = self.fleet.begin()
-        refused: dict[str, str] = {}
-        pairs = incoming.items() if isinstance(incoming, Mapping) else incoming
-        for client, state in pairs:
-            try:
-                weight = 1.0 if weights is None else float(weights[client])
-                self.drift.observe(aggregation.add(client, state, weight))
-            except (UpdateError, KeyError) as error:
-                reason = error.reason if isinstance(error, UpdateError) else "its number of samples is not known"
-                if strict:
-                    self.drift.forget()
-                    raise UpdateError(client, reason) from error
-                refused[client] = reason
-        aggregation.finish()
+        try:
+            used, refused = fold(self.fleet, incoming, weights, strict=strict, observe=self.drift.observe)
+        except BaseException:
+            self.drift.forget()
+            raise
         self.drift.settle()
         self.round += 1
         if self.round >= self.warmup_rounds:
             self._mark()
-        return RoundReport(self.round, tuple(aggregation.taken), refused)
+        return RoundReport(self.round, used, refused)
 
     def join(self, client: str) -> None:
         """Let a client in. Nobody else's key changes; its mark is made at once if the others have theirs."""
@@ -155,8 +173,6 @@ class TraMark:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from where `state_dict` was taken. The server must have been made with the same model and secret."""
-        from dataclasses import replace
-
         self.fleet.load_state_dict(state["fleet"], state["clients"])
         self.drift.load_state_dict(state["drift"])
         self.keyring = replace(

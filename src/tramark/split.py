@@ -1,8 +1,9 @@
 """Run a model up to a layer once, and from there on as often as needed.
 
 Writing marks asks the same questions of n models that differ only in one layer and later ones. What comes before that
-layer is the same for all, so it is run once; what comes after is run for a batch of clients at a time. The cut is made in
-the model's graph as torch.fx sees it. A model that torch.fx cannot trace is run whole each time instead: slower, but right.
+layer is the same for all, so it is run once; what comes after is run for a batch of clients at a time. The cut is
+made in the model's graph as torch.fx sees it. A model that torch.fx cannot trace is run whole each time instead:
+slower, but right.
 """
 
 from collections.abc import Callable

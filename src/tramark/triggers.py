@@ -84,7 +84,13 @@ class Patterns:
         return normalise(raw, self.mean, self.std)
 
     def describe(self) -> dict[str, Any]:
-        return {"kind": "patterns", "shape": self.shape, "mean": self.mean, "std": self.std, "noise": self.noise}
+        return {
+            "kind": "patterns",
+            "shape": self.shape,
+            "mean": self.mean,
+            "std": self.std,
+            "noise": self.noise,
+        }
 
 
 @dataclass(frozen=True)
@@ -108,7 +114,9 @@ class WafflePatterns:
         top, left = (
             int(u * (length - side + 1))
             for u, length in zip(
-                streams.fractions(secret, "waffle", "offset", question, shape=(2,)).tolist(), (height, width), strict=True
+                streams.fractions(secret, "waffle", "offset", question, shape=(2,)).tolist(),
+                (height, width),
+                strict=True,
             )
         )
         mask = torch.zeros(height, width, dtype=torch.bool)
@@ -297,7 +305,7 @@ def for_shape(shape: tuple[int, ...], *, mean: tuple[float, ...] = (), std: tupl
 
 def from_description(description: dict[str, Any], *, images: tuple[Tensor, Tensor] | None = None) -> Triggers:
     """The source that `describe` described; a labelled image set must be given again, and is checked."""
-    options = {k: tuple(v) if isinstance(v, list) else v for k, v in description.items()}
+    options: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in description.items()}
     kind, sha256 = options.pop("kind"), options.pop("sha256", None)
     match kind:
         case "patterns":
@@ -310,7 +318,9 @@ def from_description(description: dict[str, Any], *, images: tuple[Tensor, Tenso
             return Tokens(**options)
         case "images":
             if images is None:
-                raise ValueError(f"these questions are images of {options['name']!r}: pass them as images=(inputs, labels)")
+                raise ValueError(
+                    f"these questions are images of {options['name']!r}: pass them as images=(inputs, labels)"
+                )
             source = LabelledImages(*images, **options)
             if source.describe()["sha256"] != sha256:
                 raise ValueError(f"these are not the images of {options['name']!r} that the questions were made from")

@@ -1,0 +1,140 @@
+"""How good a fleet is: at its task, and at being traced. The definitions are the paper's.
+
+MA is the mean accuracy of the clients' models on the task's test set. For model i and client j's held-out
+questions, the share of answers that are client j's is the *confidence* for j = i and, averaged over j ≠ i, the
+*leakage*; their difference is the *interval*. VR is the share of models that are traced to their owner: with label
+answers by the paper's arg-max over j, with code answers by having the most matches and enough of them to bound the
+probability of accusing an innocent by 10⁻⁶. KL is the mean divergence between the models' answers to one's own
+questions, which keeps marks from colliding.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tramark.data import Dataset
+from tramark.fleet import Fleet
+from tramark.inject import device_of, loaded
+from tramark.keys import Keyring
+from tramark.methods.base import Method
+from tramark.region import Subspace
+from tramark.split import split
+from tramark.tracing.statistics import p_values
+
+FALSE_ACCUSATION = 1e-6
+
+
+@dataclass(frozen=True)
+class Traceability:
+    """How well each client's model is told from the others'."""
+
+    vr: float
+    confidence: float
+    leakage: float
+    interval: float
+    kl: float
+    per_client: dict[str, dict[str, float]]
+
+    def to_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def task_accuracy(method: Method, dataset: Dataset, *, samples: int | None = None) -> dict[str, float]:
+    """Every client's accuracy on the task's test set, or its first `samples` images."""
+    inputs, labels = dataset.test_inputs[:samples], dataset.test_labels[:samples]
+    right = torch.zeros(len(method.fleet.clients))
+    for batch, wanted in zip(inputs.split(1000), labels.split(1000), strict=True):
+        answers = answers_of_all(method.model, method.fleet, dataset.prepare(batch)).argmax(-1)
+        right += (answers == wanted).sum(1)
+    return dict(zip(method.fleet.clients, (right / len(inputs)).tolist(), strict=True))
+
+
+def traceability(method: Method, keyring: Keyring) -> Traceability:
+    """VR, confidence, leakage, interval and KL of a fleet on the held-out variants of its questions."""
+    return judge(keyring, method.fleet.clients, lambda x: answers_of_all(method.model, method.fleet, x))
+
+
+def judge(keyring: Keyring, clients: Sequence[str], answer: Callable[[Tensor], Tensor]) -> Traceability:
+    """The same for any n models that `answer` inputs (N × input) with logits (n × N × labels)."""
+    keys = [keyring.key(client) for client in clients]
+    numbers = sorted({q for key in keys for q in key.questions})
+    place = {q: i for i, q in enumerate(numbers)}
+    raw = keyring.raw(numbers, "held-out")
+    logits = answer(keyring.triggers.prepare(raw.flatten(0, 1))).unflatten(1, raw.shape[:2])
+    said = logits.argmax(-1)
+    columns = [[place[q] for q in key.questions] for key in keys]
+    wanted = [torch.tensor(key.answers)[:, None] for key in keys]
+    matched = torch.stack(
+        [(said[:, own] == answers).float().mean((1, 2)) for own, answers in zip(columns, wanted, strict=True)],
+        dim=1,
+    )
+    n = len(clients)
+    others = (matched.sum(1) - matched.diagonal()) / max(n - 1, 1)
+    log_probabilities = F.log_softmax(logits.float(), dim=-1)
+    divergence = torch.stack([_divergence(log_probabilities[:, own], i) for i, own in enumerate(columns)])
+    if keyring.assignment == "label":
+        traced = (matched.argmax(1) == torch.arange(n)) & (matched.max(1).values > 0)
+    else:
+        # One symbol per question, whatever its variants: the first held-out one.
+        hits = (said[:, None, columns[0], 0] == torch.stack(wanted)[:, :, 0]).sum(-1)
+        chance = torch.from_numpy(p_values(len(numbers), keyring.classes))
+        own = hits.diagonal()
+        traced = (own == hits.max(1).values) & (chance[own] * len(keyring.clients) <= FALSE_ACCUSATION)
+    confidence = matched.diagonal()
+    return Traceability(
+        vr=float(traced.float().mean()),
+        confidence=float(confidence.mean()),
+        leakage=float(others.mean()),
+        interval=float((confidence - others).mean()),
+        kl=float(divergence.mean()),
+        per_client={
+            client: {
+                "confidence": float(confidence[i]),
+                "leakage": float(others[i]),
+                "traced": float(traced[i]),
+            }
+            for i, client in enumerate(clients)
+        },
+    )
+
+
+def answers_of_all(model: nn.Module, fleet: Fleet, inputs: Tensor) -> Tensor:
+    """Logits of all clients' models for some inputs: n × N × labels. What the models share is run once."""
+    inputs = inputs.to(device_of(model))
+    if inputs.dim() == 4:
+        inputs = inputs.contiguous(memory_format=torch.channels_last)
+    with torch.no_grad():
+        return torch.stack([logits.cpu() for logits in _answers(model, fleet, inputs)])
+
+
+def _answers(model: nn.Module, fleet: Fleet, inputs: Tensor) -> Iterator[Tensor]:
+    with loaded(model, fleet):
+        if fleet.region is None:
+            logits = model(inputs)
+            yield from (logits for _ in fleet.clients)
+            return
+        layer = first_marked_layer(model, fleet)
+        run = split(model, layer, inputs) if layer else None
+        flat = torch.empty_like(fleet.base)
+        for client in fleet.clients:
+            with loaded(model, fleet, fleet.weights(client, out=flat)):
+                yield (run.after(model.get_submodule(layer)(run.layer_inputs)) if run and layer else model(inputs))
+
+
+def first_marked_layer(model: nn.Module, fleet: Fleet) -> str | None:
+    """The layer up to which all clients' models are one, if the region is known to begin at one."""
+    if not isinstance(fleet.region, Subspace):
+        return None
+    starts = {part.slot.start for part in fleet.region.parts}
+    names = {n.removesuffix(".weight") for n, slot in fleet.layout.slots.items() if slot.start in starts}
+    return next((name for name, _ in model.named_modules() if name in names), None)
+
+
+def _divergence(log_probabilities: Tensor, own: int) -> Tensor:
+    """Mean KL(model `own` ‖ another's) over its own questions and all others."""
+    mine = log_probabilities[own]
+    per_model = (mine.exp() * (mine - log_probabilities)).sum(-1).mean((1, 2))
+    return per_model.sum() / max(len(per_model) - 1, 1)

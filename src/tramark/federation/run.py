@@ -1,0 +1,236 @@
+"""One simulated federation from a handful of settings to a folder of results.
+
+The folder holds `config.json`, `metrics.jsonl` (a line a round), `summary.json`, the clients' models as they were
+last issued (`models/`) and as their clients last had them (`trained/`), a checkpoint to resume from, and a picture of
+the curves.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from tramark import data, models
+from tramark.data import Dataset
+from tramark.federation import partition
+from tramark.federation.checkpoint import load_checkpoint, save_checkpoint, write_tensors
+from tramark.federation.client import LocalTraining
+from tramark.federation.simulator import Simulation
+from tramark.keys import Assignment, Keyring
+from tramark.methods import FedAvg, Method
+from tramark.server import TraMark
+from tramark.triggers import LabelledImages, Patterns, Tokens, Triggers, Vectors, WafflePatterns
+
+TriggerKind = Literal["auto", "patterns", "waffle", "mnist", "svhn"]
+
+
+class SettingError(ValueError):
+    """A setting that cannot work, and what would."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a run is made of; the defaults are the paper's, where it has one."""
+
+    data: str = "fashion-mnist"
+    model: str = "cnn"
+    clients: int = 10
+    rounds: int = 50
+    warmup: int = 25
+    ratio: float = 0.01
+    method: Literal["fedavg", "tramark"] = "tramark"
+    preset: str = "default"
+    answers: Assignment = "code"
+    questions: int | None = None
+    triggers: TriggerKind = "auto"
+    split: Literal["iid", "dirichlet"] = "iid"
+    gamma: float = 0.5
+    samples_per_client: int | None = None
+    local_epochs: int = 5
+    batch_size: int = 64
+    lr: float = 0.01
+    sample_fraction: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.clients < 1:
+            raise SettingError(f"{self.clients} clients: there must be at least one")
+        if self.rounds < 1:
+            raise SettingError(f"{self.rounds} rounds: there must be at least one")
+        if self.method == "tramark" and not 0 <= self.warmup < self.rounds:
+            raise SettingError(
+                f"{self.warmup} warm-up rounds of {self.rounds}: there must be fewer of them, or no model is marked"
+            )
+        if not 0 < self.ratio < 1:
+            raise SettingError(f"the region's ratio k must lie between 0 and 1, not {self.ratio}")
+        if not 0 < self.sample_fraction <= 1:
+            raise SettingError(f"the fraction of clients sampled must lie in (0, 1], not {self.sample_fraction}")
+
+
+def prepare(settings: Settings, *, data_dir: Path | None = None, device: torch.device | None = None) -> Simulation:
+    """Load the data, split it, make the keyring and the server."""
+    dataset = data.load(settings.data, data_dir=data_dir)
+    generator = torch.Generator().manual_seed(settings.seed)
+    if settings.split == "iid":
+        parts = partition.iid(
+            dataset.train_labels,
+            settings.clients,
+            generator=generator,
+            samples_per_client=settings.samples_per_client,
+        )
+    else:
+        parts = partition.dirichlet(
+            dataset.train_labels,
+            settings.clients,
+            gamma=settings.gamma,
+            generator=generator,
+            samples_per_client=settings.samples_per_client,
+        )
+    names = [f"client-{i:0{len(str(settings.clients - 1))}d}" for i in range(settings.clients)]
+    classes = max(dataset.classes, len(names)) if settings.answers == "label" else dataset.classes
+    model = models.build(
+        settings.model,
+        input_shape=dataset.input_shape,
+        classes=classes,
+        vocabulary=dataset.vocabulary,
+        seed=settings.seed,
+    ).to(device or torch.device("cpu"))
+    method: Method
+    if settings.method == "fedavg":
+        method = FedAvg(model, names)
+    else:
+        keyring = Keyring.generate(
+            clients=names,
+            classes=classes,
+            triggers=_triggers(settings, dataset, data_dir),
+            assignment=settings.answers,
+            questions=settings.questions,
+            secret=hashlib.sha256(f"tramark simulation {settings.seed}".encode()).digest(),
+        )
+        method = TraMark(model, keyring, ratio=settings.ratio, warmup_rounds=settings.warmup, preset=settings.preset)
+    return Simulation(
+        method,
+        dataset,
+        parts,
+        LocalTraining(epochs=settings.local_epochs, batch_size=settings.batch_size, lr=settings.lr),
+        sample_fraction=settings.sample_fraction,
+        seed=settings.seed,
+    )
+
+
+def run(
+    settings: Settings,
+    out: Path,
+    *,
+    resume: bool = False,
+    data_dir: Path | None = None,
+    device: torch.device | None = None,
+    on_round: Callable[[dict[str, Any]], None] | None = None,
+) -> dict[str, Any]:
+    """Run a federation and write everything about it to `out`; gives the summary."""
+    checkpoint = out / "checkpoint.safetensors"
+    earlier = _start(settings, out, checkpoint, resume)
+    simulation = prepare(settings, data_dir=data_dir, device=device)
+    method = simulation.method
+    if resume:
+        load_checkpoint(checkpoint, method)
+    metrics = earlier[: method.round]
+    _write_lines(out / "metrics.jsonl", metrics)
+    for line in metrics:
+        if on_round:
+            on_round(line)
+    while method.round < settings.rounds:
+        began = time.perf_counter()
+        last = method.round + 1 == settings.rounds
+        line = simulation.step(keep=last) | {"seconds": 0.0}
+        line["seconds"] = round(time.perf_counter() - began, 3)
+        metrics.append(line)
+        for client, state in simulation.trained.items():
+            write_tensors(out / "trained" / f"{client}.safetensors", state)
+        # Metrics first: a line without its checkpoint is cut off on resuming, a round without its line would be lost.
+        _write_lines(out / "metrics.jsonl", metrics)
+        save_checkpoint(checkpoint, method)
+        if on_round:
+            on_round(line)
+    for client, state in method.dispatch().items():
+        write_tensors(out / "models" / f"{client}.safetensors", state)
+    summary = _summary(simulation, metrics)
+    _write_json(out / "summary.json", summary)
+    return summary
+
+
+def _start(settings: Settings, out: Path, checkpoint: Path, resume: bool) -> list[dict[str, Any]]:
+    """Make or check the folder; gives the metrics of the rounds that are done."""
+    config = out / "config.json"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if not resume:
+            if checkpoint.exists():
+                raise SettingError(f"{out} holds a run already: use --resume to go on with it, or another folder")
+            _write_json(config, asdict(settings))
+            return []
+    except OSError as error:
+        raise SettingError(f"cannot write to {out}: {error.strerror}") from None
+    if not config.exists():
+        raise SettingError(f"no run to resume in {out}")
+    before = json.loads(config.read_text())
+    different = [k for k, v in asdict(settings).items() if before.get(k) != v and k != "rounds"]
+    if different:
+        raise SettingError(
+            f"the run in {out} was made with other settings: "
+            + ", ".join(f"{k} {before.get(k)}, not {getattr(settings, k)}" for k in different)
+        )
+    _write_json(config, asdict(settings))
+    lines = (out / "metrics.jsonl").read_text().splitlines() if (out / "metrics.jsonl").exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def _summary(simulation: Simulation, metrics: list[dict[str, Any]]) -> dict[str, Any]:
+    final = simulation.measure()
+    trained = [line["confidence_trained"] for line in metrics if "confidence_trained" in line]
+    return {
+        "ma": final["ma"],
+        "vr": final.get("vr"),
+        "confidence": final.get("confidence"),
+        "confidence_trained": trained[-1] if trained else None,
+        "leakage": final.get("leakage"),
+        "interval": final.get("interval"),
+        "kl": final.get("kl"),
+        "seconds": round(sum(line["seconds"] for line in metrics), 1),
+        "per_client": final["per_client"],
+    }
+
+
+def _triggers(settings: Settings, dataset: Dataset, data_dir: Path | None) -> Triggers:
+    kind = settings.triggers
+    if kind == "auto":
+        kind = "mnist" if settings.answers == "label" and dataset.kind == "image" else "patterns"
+    if dataset.kind == "tabular":
+        return Vectors(dataset.input_shape[0])
+    if dataset.kind == "text":
+        return Tokens(dataset.input_shape[0], vocabulary=dataset.vocabulary)
+    channels, height, width = dataset.input_shape
+    shape = (channels, height, width)
+    if kind == "patterns":
+        return Patterns(shape, mean=dataset.mean, std=dataset.std)
+    if kind == "waffle" or settings.clients > 10:
+        return WafflePatterns(shape, mean=dataset.mean, std=dataset.std)
+    other = data.load(kind, data_dir=data_dir)
+    return LabelledImages(
+        other.train_inputs, other.train_labels, shape, mean=dataset.mean, std=dataset.std, name=other.name
+    )
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n")
+
+
+def _write_lines(path: Path, lines: list[dict[str, Any]]) -> None:
+    temporary = path.with_name(path.name + ".partial")
+    temporary.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    temporary.replace(path)

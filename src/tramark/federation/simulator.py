@@ -1,0 +1,110 @@
+"""A federation in one process: the paper's clients, trained one after another on their own samples.
+
+All randomness comes from the seed, the number of the round and the number of the client, so that a run that was
+stopped after any round and resumed goes on exactly as it would have gone on.
+"""
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tramark.data import Dataset
+from tramark.federation.client import LocalTraining, predict
+from tramark.federation.metrics import judge, task_accuracy, traceability
+from tramark.keys import Keyring
+from tramark.methods.base import Method
+from tramark.server import TraMark
+
+
+@dataclass
+class Simulation:
+    """Clients with their samples around a server.
+
+    Parameters
+    ----------
+    method : the server.
+    dataset, parts : the data, and which training samples each client holds.
+    training : how clients train.
+    sample_fraction : the share of clients that take part in a round.
+    seed : for everything the clients do.
+    evaluation_samples : test images used for the accuracy after each round; None takes all.
+    """
+
+    method: Method
+    dataset: Dataset
+    parts: Sequence[Tensor]
+    training: LocalTraining = field(default_factory=LocalTraining)
+    sample_fraction: float = 1.0
+    seed: int = 0
+    evaluation_samples: int | None = 2000
+    trained: dict[str, dict[str, Tensor]] = field(default_factory=dict, repr=False)
+    """The models as their clients had them after the last local training, when `keep` asked for them."""
+
+    def __post_init__(self) -> None:
+        if len(self.parts) != len(self.method.fleet.clients):
+            raise ValueError(f"{len(self.parts)} parts of the data for {len(self.method.fleet.clients)} clients")
+        if not 0 < self.sample_fraction <= 1:
+            raise ValueError(f"the fraction of clients sampled must lie in (0, 1], not {self.sample_fraction}")
+        self._scratch = copy.deepcopy(self.method.model)
+
+    @property
+    def keyring(self) -> Keyring | None:
+        """The keyring of a server that marks."""
+        return self.method.keyring if isinstance(self.method, TraMark) else None
+
+    def step(self, *, keep: bool = False) -> dict[str, Any]:
+        """One round; gives its metrics."""
+        marked = isinstance(self.method, TraMark) and self.method.marked
+        taking_part = self._sample()
+        sizes = {c: float(len(part)) for c, part in zip(self.method.fleet.clients, self.parts, strict=True)}
+        confidences: list[float] = []
+        report = self.method.collect(self._train(taking_part, confidences if marked else None, keep), weights=sizes)
+        return {
+            "round": report.round,
+            "clients": len(report.used),
+            **({"confidence_trained": sum(confidences) / len(confidences)} if confidences else {}),
+            **self.measure(self.evaluation_samples),
+        }
+
+    def measure(self, samples: int | None = None) -> dict[str, Any]:
+        """The fleet's metrics now: MA on `samples` test images (all, unless told) and, once marked, traceability."""
+        accuracy = task_accuracy(self.method, self.dataset, samples=samples)
+        metrics: dict[str, Any] = {"ma": sum(accuracy.values()) / len(accuracy)}
+        per_client: dict[str, dict[str, float]] = {client: {"ma": ma} for client, ma in accuracy.items()}
+        if isinstance(self.method, TraMark) and self.method.marked:
+            found = traceability(self.method, self.method.keyring).to_dict()
+            for client, values in found.pop("per_client").items():  # type: ignore[attr-defined]
+                per_client[client] |= values
+            metrics |= found
+        return metrics | {"per_client": per_client}
+
+    def _train(
+        self, taking_part: Sequence[int], confidences: list[float] | None, keep: bool
+    ) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        clients = self.method.fleet.clients
+        outgoing = self.method.dispatch([clients[i] for i in taking_part])
+        for i in taking_part:
+            self._scratch.load_state_dict(outgoing[clients[i]])
+            self.training(self._scratch, self.dataset, self.parts[i], generator=self._generator(i + 1))
+            if confidences is not None:
+                confidences.append(self._confidence(clients[i]))
+            state = self._scratch.state_dict()
+            if keep:
+                self.trained[clients[i]] = {name: tensor.cpu().clone() for name, tensor in state.items()}
+            yield clients[i], state
+
+    def _confidence(self, client: str) -> float:
+        assert self.keyring is not None
+        return judge(self.keyring, [client], lambda x: predict(self._scratch, x)[None]).confidence
+
+    def _sample(self) -> list[int]:
+        count = len(self.parts)
+        chosen = torch.randperm(count, generator=self._generator(0))[: max(1, round(self.sample_fraction * count))]
+        return sorted(chosen.tolist())
+
+    def _generator(self, who: int) -> torch.Generator:
+        return torch.Generator().manual_seed(((self.seed + 1) * 1_000_003 + self.method.round) * 1_000_003 + who)

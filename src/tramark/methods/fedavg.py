@@ -1,0 +1,46 @@
+"""FedAvg: everybody gets the average. It is what a marked federation is measured against."""
+
+import copy
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from tramark.fleet import Fleet, Outgoing
+from tramark.server import RoundReport, fold
+from tramark.weights import State
+
+
+class FedAvg:
+    """The plain weighted average of the clients' models.
+
+    >>> server = FedAvg(nn.Linear(4, 2), clients=["alice", "bob"])
+    >>> server.collect(dict(server.dispatch())).used
+    ('alice', 'bob')
+    """
+
+    def __init__(self, model: nn.Module, clients: Iterable[str]) -> None:
+        self.model = copy.deepcopy(model)
+        self.fleet = Fleet(model, clients)
+        self.round = 0
+
+    def dispatch(self, clients: Iterable[str] | None = None) -> Mapping[str, dict[str, Tensor]]:
+        return Outgoing(self.fleet, self.fleet.clients if clients is None else clients)
+
+    def collect(
+        self,
+        incoming: Mapping[str, State] | Iterable[tuple[str, State]],
+        weights: Mapping[str, float] | None = None,
+        *,
+        strict: bool = False,
+    ) -> RoundReport:
+        used, refused = fold(self.fleet, incoming, weights, strict=strict)
+        self.round += 1
+        return RoundReport(self.round, used, refused)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"round": self.round, "clients": list(self.fleet.clients), "fleet": self.fleet.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.fleet.load_state_dict(state["fleet"], state["clients"])
+        self.round = int(state["round"])
