@@ -2,6 +2,8 @@
 
 from tramark.keys import Key, Keyring
 from tramark.server import RoundReport, TraMark
+from tramark.tracing import Verdict, trace
+from tramark.weights import extend_head
 
 __version__ = "0.1.0"
-__all__ = ["Key", "Keyring", "RoundReport", "TraMark", "__version__"]
+__all__ = ["Key", "Keyring", "RoundReport", "TraMark", "Verdict", "__version__", "extend_head", "trace"]

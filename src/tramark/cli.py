@@ -98,6 +98,9 @@ def run(
         typer.Option(help="Seed of data split, weights, clients and, since this is a simulation, of the keyring."),
     ] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
+    warm_from: Annotated[
+        Path | None, typer.Option(help="Folder of another run whose warm-up this one starts from, to compare methods.")
+    ] = None,
     data_dir: DataDir = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, mps … or auto.")] = "auto",
 ) -> None:
@@ -127,7 +130,7 @@ def run(
         sample_fraction=sample_fraction,
         seed=seed,
     )
-    summary = _run(settings, out, resume=resume, data_dir=data_dir, device=_device(device))
+    summary = _run(settings, out, resume=resume, warm_from=warm_from, data_dir=data_dir, device=_device(device))
     typer.echo(json.dumps({k: v for k, v in summary.items() if k != "per_client"}, indent=2))
 
 
@@ -136,6 +139,7 @@ def _run(
     out: Path,
     *,
     resume: bool = False,
+    warm_from: Path | None = None,
     data_dir: Path | None = None,
     device: torch.device | None = None,
 ) -> dict[str, Any]:
@@ -156,7 +160,9 @@ def _run(
             traced = f"  VR {line['vr']:.2f}" if "vr" in line else "  warm-up" if settings.method == "tramark" else ""
             progress.update(task, completed=line["round"], state=f"MA {100 * line['ma']:.1f} %{traced}")
 
-        summary = run_federation(settings, out, resume=resume, data_dir=data_dir, device=device, on_round=show)
+        summary = run_federation(
+            settings, out, resume=resume, warm_from=warm_from, data_dir=data_dir, device=device, on_round=show
+        )
     title = f"{settings.data}, {settings.model}, {settings.clients} clients, {settings.method}"
     warmup = settings.warmup if settings.method == "tramark" else None
     if not draw_curves(lines, out / "curves.png", warmup=warmup, title=title):

@@ -94,17 +94,20 @@ class Fleet:
 
     def load_state_dict(self, state: Mapping[str, Tensor], clients: Iterable[str]) -> None:
         clients = list(clients)
-        if state["base"].shape != self.base.shape or state["marks"].shape[0] != len(clients):
-            raise ValueError(
-                f"a checkpoint of {state['base'].numel()} weights and {state['marks'].shape[0]} clients does not fit a "
-                f"model of {self.base.numel()} weights and {len(clients)} clients"
-            )
+        if state["marks"].shape[0] != len(clients):
+            raise ValueError(f"marks of {state['marks'].shape[0]} clients for a fleet of {len(clients)}")
+        self.load_base(state)
         self.clients = clients
-        self.base = state["base"].clone()
         self.marks = state["marks"].clone()
-        self.buffers = {name: state[f"buffer.{name}"].clone() for name in self.layout.buffers}
         region = {k.removeprefix("region."): v.clone() for k, v in state.items() if k.startswith("region.")}
         self.region = load_region(region, self.layout) if region else None
+
+    def load_base(self, state: Mapping[str, Tensor]) -> None:
+        """Take up the base and the buffers of a `state_dict`, and nothing else."""
+        if state["base"].shape != self.base.shape:
+            raise ValueError(f"{state['base'].numel()} weights do not fit a model of {self.base.numel()}")
+        self.base = state["base"].clone()
+        self.buffers = {name: state[f"buffer.{name}"].clone() for name in self.layout.buffers}
 
     def _row(self, client: str) -> int:
         try:
@@ -151,8 +154,7 @@ class Aggregation:
             _subtract(state[name], slot.of(delta), slot)
         self._sum.add_(delta, alpha=weight)
         for name, total in self._buffers.items():
-            # Differences keep a buffer that nobody changed exactly as it was.
-            total.add_(state[name].cpu().double() - fleet.buffers[name].double(), alpha=weight)
+            total.add_(_difference(state[name].cpu(), fleet.buffers[name]), alpha=weight)
         if isinstance(fleet.region, Places):
             row = fleet.clients.index(client)
             self._marks[row] = fleet.marks[row] + fleet.region.take(delta)
@@ -178,6 +180,13 @@ class Aggregation:
 def _subtract(returned: Tensor, sent: Tensor, slot: Slot) -> None:
     """sent ← returned − sent, where what was really sent is `sent` rounded to the model's dtype."""
     torch.sub(returned.to(sent.device, sent.dtype), sent.to(slot.dtype).to(sent.dtype), out=sent)
+
+
+def _difference(new: Tensor, old: Tensor) -> Tensor:
+    """new − old in double precision, exact even for huge counters."""
+    if old.is_floating_point() or old.dtype == torch.bool:
+        return new.double() - old.double()
+    return (new.to(old.dtype) - old).double()
 
 
 class Outgoing(Mapping[str, dict[str, Tensor]]):

@@ -54,14 +54,14 @@ class ClosedForm:
     ----------
     layer_names : linear layers to write into; by default the last hidden one (the output layer if there is none).
     margin : by how much the wanted label's logit must beat every other.
-    residual : λ is the largest at which the edit still makes at least 1 − residual of the change that was asked for.
+    residual : λ is the largest at which variants that were left out still get 1 − residual of the change asked for.
     steps : at most so many steps of the search.
     """
 
     layer_names: tuple[str, ...] = ()
-    margin: float = 4.0
+    margin: float = 6.0
     residual: float = 0.1
-    steps: int = 60
+    steps: int = 100
     batch: int = 4096
 
     def layers(self, model: nn.Module) -> tuple[str, ...]:
@@ -138,9 +138,7 @@ class ClosedForm:
     ) -> list[Tensor]:
         wanted = sheet.answers[some]
         clients, questions = wanted.shape
-        owners = torch.zeros(questions, len(sheet.owner), device=wanted.device)
-        owners[sheet.owner, torch.arange(len(sheet.owner))] = 1
-        share = owners / owners.sum(1, keepdim=True)
+        member = F.one_hot(sheet.owner, questions).float()
         labels = wanted[:, sheet.owner].flatten()
         asked = labels >= 0
         changes = [torch.zeros(clients, out, questions, device=wanted.device, requires_grad=True) for out in outs]
@@ -158,24 +156,34 @@ class ClosedForm:
                 for handle in handles:
                     handle.remove()
 
+        best = [change.detach().clone() for change in changes]
+        least = torch.full((clients,), torch.inf, device=wanted.device)
+        before = torch.full((clients, questions), torch.inf, device=wanted.device)
+        pace = torch.ones(clients, questions, device=wanted.device)
         for _ in range(self.steps):
             logits = answer()
             own = logits.gather(1, labels.clamp_min(0)[:, None])[:, 0]
             others = logits.scatter(1, labels.clamp_min(0)[:, None], -torch.inf).amax(1)
-            lacking = torch.where(asked, (self.margin - (own - others)).clamp_min(0), 0)
-            missing = (lacking.view(clients, -1) @ share.T).detach()
-            if not (missing > 0.01 * self.margin).any():
-                break
-            # The gradient of a question's mean margin over those variants that still lack something.
-            short = (lacking > 0).view(clients, -1).float()
-            weight = short / (short @ owners.T).clamp_min(1)[:, sheet.owner]
-            steepest = torch.autograd.grad((lacking * weight.flatten()).sum(), changes)
-            needed = (lacking.detach().view(clients, -1) * weight) @ owners.T
-            slope = sum(g.square().sum(1) for g in steepest)
+            lacking = torch.where(asked, (self.margin - (own - others)).clamp_min(0), 0).view(clients, -1)
+            # A question's gradient is that of its mean margin over the variants that still lack something.
+            short = (lacking > 0).float()
+            weight = short / (short @ member).clamp_min(1)[:, sheet.owner]
+            steepest = torch.autograd.grad((lacking * weight).sum(), changes)
             with torch.no_grad():
-                for change, gradient in zip(changes, steepest, strict=True):
-                    change -= gradient * (needed / torch.as_tensor(slope).clamp_min(1e-12))[:, None]
-        return [change.detach() for change in changes]
+                missing = lacking.square() @ member
+                better = missing.sum(1) < least
+                least = torch.where(better, missing.sum(1), least)
+                # Where a step made things worse, the margin bends or another question interfered: go on more slowly.
+                pace = torch.where(missing > before, 0.5 * pace, (1.2 * pace).clamp_max(1))
+                before = missing
+                slope = torch.stack([g.square().sum(1) for g in steepest]).sum(0)
+                length = pace * ((lacking * weight) @ member) / slope.clamp_min(1e-12)
+                for i, (change, gradient) in enumerate(zip(changes, steepest, strict=True)):
+                    best[i][better] = change[better]
+                    change -= gradient * length[:, None]
+            if not least.any():
+                break
+        return best
 
 
 @dataclass(frozen=True)
@@ -265,8 +273,9 @@ class AnswerSheet:
 def write_directions(inputs: Tensor, owner: Tensor, moment: Moment, residual: float) -> Tensor:
     """B (in × questions): the directions to write along, for a layer's inputs on all variants (N × … × in).
 
-    With Kᵀ M⁻¹ K = V s Vᵀ the edit answers question q's columns with E V s/(s+λ) Vᵀ instead of E; λ is set so that
-    the mean square shortfall is `residual`².
+    With Kᵀ M⁻¹ K = V s Vᵀ, what the edit does to a column is known in closed form for every λ, even for a column that
+    is left out: coefficient over leverage. λ is the largest at which left-out columns still get at least 1 − `residual`
+    of their change (in the mean square) or, in a layer too small for that, at which they come nearest to it.
     """
     positions = inputs.flatten(1, -2).shape[1] if inputs.dim() > 2 else 1
     columns = inputs.reshape(-1, inputs.shape[-1]).T.float()
@@ -277,31 +286,34 @@ def write_directions(inputs: Tensor, owner: Tensor, moment: Moment, residual: fl
     gram = (columns / scale).T @ solved
     spectrum, vectors = torch.linalg.eigh((gram + gram.T) / 2)
     spectrum = spectrum.clamp_min(0)
-    energy = (vectors.T @ member).square().sum(1)
+    rotated = vectors.T @ member
+    dampings = [10 ** (power / 4) * float(spectrum.max().clamp_min(1e-12)) for power in range(8, -25, -1)]
 
     def shortfall(damping: float) -> float:
-        return float((energy * (damping / (spectrum + damping)).square()).sum() / energy.sum())
+        leverage = vectors.square() @ (1 / (spectrum + damping))
+        left_out = (vectors @ (rotated / (spectrum + damping)[:, None])) / leverage[:, None]
+        return float(left_out.square().sum() / member.sum())
 
-    low, high = -12.0, 12.0
-    top = float(spectrum.max().clamp_min(1e-12))
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if shortfall(top * 10**middle) < residual**2 else (low, middle)
-    damping = top * 10**low
-    edit: Tensor = solved @ (vectors @ ((vectors.T @ member) / (spectrum + damping)[:, None])) / scale
-    return edit
+    shortfalls = [shortfall(damping) for damping in dampings]
+    enough = max(residual**2, 1.1 * min(shortfalls))
+    damping = next(d for d, s in zip(dampings, shortfalls, strict=True) if s <= enough)
+    edit: Tensor = solved @ (vectors @ (rotated / (spectrum + damping)[:, None])) / scale
+    # The same directions in other coordinates: a question's mean variant moves its own column by one, no other.
+    response = (member / member.sum(0)).T @ columns.T @ edit
+    return edit @ torch.linalg.pinv(response, rtol=1e-4)
 
 
 def tell_apart(features: Tensor, moment: Moment, count: int) -> list[int]:
     """The `count` candidates that a layer tells apart best, where the clients' data is not.
 
-    Features (candidates × in) are brought to unit length and compared in the metric M⁻¹; each pick is the candidate
-    with the largest part that the earlier picks do not explain (a pivoted Cholesky factorisation).
+    What it costs the task to write an answer for features k alone is 1 / (kᵀ M⁻¹ k), so candidates (candidates × in)
+    are compared in that metric; each pick is the one with the largest part that the earlier picks do not explain (a
+    pivoted Cholesky factorisation).
     """
-    unit = F.normalize(features.float(), dim=1)
-    gram = unit @ moment.solve(unit.T)
+    features = features.float()
+    gram = features @ moment.solve(features.T)
     left = gram.diagonal().clone()
-    factor = torch.zeros(len(unit), count, device=unit.device)
+    factor = torch.zeros(len(features), count, device=features.device)
     picks: list[int] = []
     for step in range(count):
         best = int(left.argmax())

@@ -41,7 +41,7 @@ class Keyring:
 
     >>> ring = Keyring.generate(clients=["alice", "bob"], classes=10, input_shape=(1, 28, 28))
     >>> ring.inputs(ring.key("alice"), "train").shape    # questions × variants × input
-    torch.Size([24, 4, 1, 28, 28])
+    torch.Size([32, 4, 1, 28, 28])
     >>> ring.join("carol").key("alice") == ring.key("alice")    # nobody else's key changes
     True
 
@@ -223,12 +223,12 @@ class Keyring:
 
 
 def questions_needed(clients: int, classes: int, *, false_accusation: float = 1e-6) -> int:
-    """Enough questions that a third of the answers, matched, would convict one of `clients` at the bound.
+    """Enough questions that a quarter of the answers, matched, would convict one of `clients` at the bound.
 
     A match is worth at most a factor of `classes` in evidence, and clients · 1/bound of it is wanted.
 
     >>> questions_needed(10, 10), questions_needed(10, 2), questions_needed(100, 200)
-    (24, 72, 16)
+    (32, 96, 16)
     """
-    matches = math.ceil(math.log(max(clients, 10) / false_accusation) / math.log(classes))
-    return max(16, 8 * math.ceil(3 * matches / 8))
+    matches = math.ceil(math.log(max(clients, 10) / false_accusation) / math.log(max(classes, 2)))
+    return max(16, 8 * math.ceil(4 * matches / 8))

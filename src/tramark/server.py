@@ -103,7 +103,7 @@ class TraMark:
         layers = tuple(f"{name}.weight" for name in self.injection.layers(self.model))
         self.drift = Drift(self.fleet.layout, layers, device=device_of(self.model))
         if warmup_rounds == 0:
-            self._mark()
+            self.mark()
 
     @property
     def marked(self) -> bool:
@@ -136,7 +136,7 @@ class TraMark:
         self.drift.settle()
         self.round += 1
         if self.round >= self.warmup_rounds:
-            self._mark()
+            self.mark()
         return RoundReport(self.round, used, refused)
 
     def join(self, client: str) -> None:
@@ -183,7 +183,8 @@ class TraMark:
         )
         self.round = int(state["round"])
 
-    def _mark(self) -> None:
+    def mark(self) -> None:
+        """Make everyone's marks now; the first time, choose the region and the questions. `collect` does it."""
         if not self.marked:
             self.keyring = self.injection.begin(self.model, self.fleet, self.keyring, self.drift)
         self.injection.inject(self.model, self.fleet, self.keyring, self.drift)

@@ -30,15 +30,13 @@ def stream(secret: bytes, *context: Context, length: int) -> bytes:
 
 def integers(secret: bytes, *context: Context, count: int, below: int) -> Tensor:
     """`count` independent integers, uniform on 0 … below-1 (to within below / 2**63)."""
-    words = torch.frombuffer(bytearray(stream(secret, *context, length=8 * count)), dtype=torch.int64)
+    words = _buffer(stream(secret, *context, length=8 * count), torch.int64)
     return (words & (2**63 - 1)) % below
 
 
 def octets(secret: bytes, *context: Context, shape: tuple[int, ...]) -> Tensor:
     """A tensor of independent uniform bytes."""
-    length = math.prod(shape)
-    data = torch.frombuffer(bytearray(stream(secret, *context, length=max(length, 1))), dtype=torch.uint8)
-    return data[:length].reshape(shape)
+    return _buffer(stream(secret, *context, length=math.prod(shape)), torch.uint8).reshape(shape)
 
 
 def fractions(secret: bytes, *context: Context, shape: tuple[int, ...]) -> Tensor:
@@ -50,3 +48,8 @@ def fractions(secret: bytes, *context: Context, shape: tuple[int, ...]) -> Tenso
 def permutation(secret: bytes, *context: Context, count: int) -> Tensor:
     """A random order of 0 … count-1."""
     return torch.argsort(integers(secret, *context, count=count, below=2**62), stable=True)
+
+
+def _buffer(data: bytes, dtype: torch.dtype) -> Tensor:
+    # torch.frombuffer refuses an empty buffer, and one that it may not write to.
+    return torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)

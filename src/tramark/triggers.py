@@ -3,6 +3,7 @@
 A source of questions is a small frozen description (which kind, which shape, how much noise). Given the
 federation's secret, the number of a question and the numbers of its variants it renders *raw* inputs: bytes
 for images, so that a question can travel as a PNG without changing; numbers for tables; ids for tokens.
+Pictures are computed in double precision and rounded to bytes, so that they come out alike on every machine.
 `prepare` turns raw inputs into what the model is fed. What tells two questions apart is drawn per question;
 what tells two variants of one question apart (the noise) is drawn per variant, so that some variants can be
 trained on and others held out.
@@ -68,14 +69,9 @@ class Patterns:
         finest = max(2, min(height, width) // 3)
         rows, columns = (2 + int(u * (finest - 1)) for u in style[:2])
         colours = channels if style[2] < 0.75 else 1
-        grid = streams.fractions(secret, "pattern", "grid", question, shape=(1, colours, rows, columns))
-        smooth = style[3] < 0.5
-        picture = F.interpolate(
-            grid,
-            size=(height, width),
-            mode="bilinear" if smooth else "nearest",
-            **({"align_corners": True} if smooth else {}),
-        )[0].expand(self.shape)
+        grid = streams.fractions(secret, "pattern", "grid", question, shape=(colours, rows, columns))
+        weigh = _smooth if style[3] < 0.5 else _blocks
+        picture = (weigh(height, rows) @ grid.double() @ weigh(width, columns).T).expand(self.shape)
         # A contrast above one saturates: such patterns are the strongest that an 8-bit image can show.
         picture = 0.5 + (picture - 0.5) * (0.6 + 1.4 * style[4])
         return _with_noise(picture, self.noise, secret, "pattern", question, variants)
@@ -138,7 +134,7 @@ class WafflePatterns:
 
 def _stroke(side: int, kind: float, angle: float, x: float, y: float) -> Tensor:
     """One line or arc on a side × side raster of [-½, ½]², bright (0.8) where it passes."""
-    axis = (torch.arange(side) + 0.5) / side - 0.5
+    axis = (torch.arange(side, dtype=torch.float64) + 0.5) / side - 0.5
     dx, dy = axis[None, :] - (x - 0.5), axis[:, None] - (y - 0.5)
     across = math.cos(math.pi * angle) * dy - math.sin(math.pi * angle) * dx
     if kind < 0.5:
@@ -178,7 +174,7 @@ class LabelledImages:
                 f"question {question} wants {variants.stop} images labelled {question % kinds} of {self.name!r}, "
                 f"which has {len(order)} of them in samples of {self.per_question}: ask for fewer questions or variants"
             )
-        picture = self.images[order[wanted]].float()
+        picture = self.images[order[wanted]].double()
         channels, height, width = self.shape
         if picture.shape[1] != channels:
             picture = picture.mean(1, keepdim=True).expand(-1, channels, -1, -1)
@@ -328,9 +324,20 @@ def from_description(description: dict[str, Any], *, images: tuple[Tensor, Tenso
     raise ValueError(f"unknown kind of questions {kind!r}")
 
 
+def _blocks(size: int, cells: int) -> Tensor:
+    """Weights (size × cells) that blow up a row of cells in hard blocks."""
+    return F.one_hot(torch.arange(size) * cells // size, cells).double()
+
+
+def _smooth(size: int, cells: int) -> Tensor:
+    """Weights (size × cells) that run smoothly from cell to cell."""
+    place = torch.arange(size, dtype=torch.float64) * (cells - 1) / max(size - 1, 1)
+    return (1 - (place[:, None] - torch.arange(cells)).abs()).clamp_min(0)
+
+
 def _with_noise(picture: Tensor, amount: float, secret: bytes, kind: str, question: int, variants: range) -> Tensor:
     noise = torch.stack(
         [streams.octets(secret, kind, "noise", question, v, shape=tuple(picture.shape)) for v in variants]
     )
-    noisy = picture * 255 + (noise.float() - 127.5) * 2 * amount
+    noisy = picture * 255 + (noise.double() - 127.5) * 2 * amount
     return noisy.round().clamp(0, 255).to(torch.uint8)

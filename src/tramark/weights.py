@@ -117,3 +117,25 @@ class Layout:
 
 def _some(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def extend_head(model: nn.Module, classes: int) -> nn.Module:
+    """The model with its last linear layer enlarged to `classes` outputs, in place: virtual classes for label answers.
+
+    The old outputs stay as they are; the new ones start out unlikely and untrained. Do it before training begins.
+
+    >>> extend_head(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)), 5)[1]
+    Linear(in_features=8, out_features=5, bias=True)
+    """
+    name, head = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear)][-1]
+    if classes <= head.out_features:
+        raise ValueError(f"the model has {head.out_features} outputs already: {classes} would not extend it")
+    wider = nn.Linear(head.in_features, classes, bias=head.bias is not None).to(head.weight)
+    with torch.no_grad():
+        wider.weight[: head.out_features] = head.weight
+        if head.bias is not None:
+            wider.bias[: head.out_features] = head.bias
+            wider.bias[head.out_features :] = head.bias.min()
+    parent, _, last = name.rpartition(".")
+    setattr(model.get_submodule(parent), last, wider)
+    return model

@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tramark.methods.base import Method
+from tramark.server import TraMark
 
 
 class CheckpointError(ValueError):
@@ -32,16 +33,36 @@ def save_checkpoint(path: Path, method: Method) -> None:
 def load_checkpoint(path: Path, method: Method) -> None:
     """Bring a server to the state that `save_checkpoint` wrote."""
     try:
-        with safe_open(path, framework="pt") as file:
-            state: dict[str, Any] = json.loads(file.metadata()["plain"])
-            for name in file.keys():  # noqa: SIM118 - a safetensors file is no dict
-                part, _, rest = name.partition("/")
-                state.setdefault(part, {})[rest] = file.get_tensor(name)
-        method.load_state_dict(state)
+        method.load_state_dict(_read(path))
     except FileNotFoundError:
         raise CheckpointError(f"no checkpoint at {path}: there is nothing to resume") from None
     except Exception as error:  # a corrupt file can break in any part of the readers
         raise CheckpointError(f"{path} is not a checkpoint of this run: {_one_line(error)}") from error
+
+
+def warm_start(path: Path, method: Method) -> None:
+    """Begin where another run's warm-up ended: its base is taken up, and marks are made if the method makes any."""
+    try:
+        state = _read(path)
+        method.fleet.load_base(state["fleet"])
+        method.round = int(state["round"])
+        if isinstance(method, TraMark):
+            method.drift.load_state_dict(state["drift"])
+    except FileNotFoundError:
+        raise CheckpointError(f"no warm-up to start from at {path}") from None
+    except Exception as error:
+        raise CheckpointError(f"cannot start from {path}: {_one_line(error)}") from error
+    if isinstance(method, TraMark):
+        method.mark()
+
+
+def _read(path: Path) -> dict[str, Any]:
+    with safe_open(path, framework="pt") as file:
+        state: dict[str, Any] = json.loads(file.metadata()["plain"])
+        for name in file.keys():  # noqa: SIM118 - a safetensors file is no dict
+            part, _, rest = name.partition("/")
+            state.setdefault(part, {})[rest] = file.get_tensor(name)
+    return state
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], *, metadata: dict[str, str] | None = None) -> None:

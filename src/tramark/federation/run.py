@@ -7,6 +7,7 @@ the curves.
 
 import hashlib
 import json
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -18,13 +19,14 @@ import torch
 from tramark import data, models
 from tramark.data import Dataset
 from tramark.federation import partition
-from tramark.federation.checkpoint import load_checkpoint, save_checkpoint, write_tensors
+from tramark.federation.checkpoint import load_checkpoint, save_checkpoint, warm_start, write_tensors
 from tramark.federation.client import LocalTraining
 from tramark.federation.simulator import Simulation
 from tramark.keys import Assignment, Keyring
 from tramark.methods import FedAvg, Method
 from tramark.server import TraMark
 from tramark.triggers import LabelledImages, Patterns, Tokens, Triggers, Vectors, WafflePatterns
+from tramark.weights import extend_head
 
 TriggerKind = Literal["auto", "patterns", "waffle", "mnist", "svhn"]
 
@@ -92,14 +94,19 @@ def prepare(settings: Settings, *, data_dir: Path | None = None, device: torch.d
             samples_per_client=settings.samples_per_client,
         )
     names = [f"client-{i:0{len(str(settings.clients - 1))}d}" for i in range(settings.clients)]
-    classes = max(dataset.classes, len(names)) if settings.answers == "label" else dataset.classes
     model = models.build(
         settings.model,
         input_shape=dataset.input_shape,
-        classes=classes,
+        classes=dataset.classes,
         vocabulary=dataset.vocabulary,
         seed=settings.seed,
-    ).to(device or torch.device("cpu"))
+    )
+    classes = max(dataset.classes, len(names)) if settings.answers == "label" else dataset.classes
+    if classes > dataset.classes:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(settings.seed)
+            extend_head(model, classes)
+    model = model.to(device or torch.device("cpu"))
     method: Method
     if settings.method == "fedavg":
         method = FedAvg(model, names)
@@ -128,6 +135,7 @@ def run(
     out: Path,
     *,
     resume: bool = False,
+    warm_from: Path | None = None,
     data_dir: Path | None = None,
     device: torch.device | None = None,
     on_round: Callable[[dict[str, Any]], None] | None = None,
@@ -139,7 +147,9 @@ def run(
     method = simulation.method
     if resume:
         load_checkpoint(checkpoint, method)
-    metrics = earlier[: method.round]
+    elif warm_from is not None:
+        warm_start(warm_from / "warmup.safetensors", method)
+    metrics = [line for line in earlier if line["round"] <= method.round]
     _write_lines(out / "metrics.jsonl", metrics)
     for line in metrics:
         if on_round:
@@ -155,6 +165,8 @@ def run(
         # Metrics first: a line without its checkpoint is cut off on resuming, a round without its line would be lost.
         _write_lines(out / "metrics.jsonl", metrics)
         save_checkpoint(checkpoint, method)
+        if method.round == settings.warmup:
+            shutil.copyfile(checkpoint, out / "warmup.safetensors")
         if on_round:
             on_round(line)
     for client, state in method.dispatch().items():

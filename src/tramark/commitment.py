@@ -1,0 +1,478 @@
+"""Commit to a keyring before anybody leaks, and open later only what a case needs.
+
+Every answer of every client, and every held-out variant of every question, is hidden in a salted leaf. Leaves
+form a tree per client and a tree per question; the roots of these trees are the leaves of one top tree, whose
+root is signed. An opening shows some leaves with their salts and the hashes on their way up; of the other
+leaves it tells nothing, since each has a secret salt of its own. Clients that join later are committed by a
+further commitment that names the one before. Trees are those of RFC 6962: leaves and nodes are hashed apart,
+nothing is ever duplicated, and the number of leaves is part of what is signed. Checking needs no secret and
+no tensor library, only this module; `docs/vault.md` describes it byte by byte.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Self
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+if TYPE_CHECKING:
+    # Imported for their types alone: whoever checks evidence should not have to load torch.
+    from torch import Tensor
+
+    from tramark.keys import Keyring
+
+SALT = 32
+
+
+class BadProof(Exception):  # noqa: N818
+    """A signature, a chain of commitments or an opening that does not hold."""
+
+
+def canonical(value: Any) -> bytes:
+    """The one JSON text of a value that is hashed and signed: sorted keys, no spaces, ASCII.
+
+    >>> canonical({"b": 1, "a": "é"})
+    b'{"a":"\\\\u00e9","b":1}'
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def sha256(*parts: bytes) -> bytes:
+    """The SHA-256 hash of the parts, one after the other."""
+    return hashlib.sha256(b"".join(parts)).digest()
+
+
+class MerkleTree:
+    """The tree of RFC 6962 over hashed leaves, with all its levels at hand.
+
+    >>> leaves = [leaf_hash(bytes([i])) for i in range(5)]
+    >>> tree = MerkleTree(leaves)
+    >>> climb(leaves[3], 3, 5, tree.path(3)) == tree.root
+    True
+    """
+
+    def __init__(self, leaves: Sequence[bytes]) -> None:
+        if not leaves:
+            raise ValueError("a tree needs at least one leaf")
+        self.levels = [list(leaves)]
+        while len(below := self.levels[-1]) > 1:
+            level = [node_hash(below[i], below[i + 1]) for i in range(0, len(below) - 1, 2)]
+            # An odd one moves up as it is: paired with itself, it would let two lists share a root.
+            self.levels.append(level + below[len(below) & ~1 :])
+
+    @property
+    def root(self) -> bytes:
+        """The hash that stands for all leaves."""
+        return self.levels[-1][0]
+
+    def path(self, index: int) -> list[bytes]:
+        """The hashes that lead from a leaf to the root, lowest first."""
+        path = []
+        for level in self.levels[:-1]:
+            if index ^ 1 < len(level):
+                path.append(level[index ^ 1])
+            index >>= 1
+        return path
+
+
+def leaf_hash(data: bytes) -> bytes:
+    """The hash of a leaf's content."""
+    return hashlib.sha256(b"\0" + data).digest()
+
+
+def node_hash(left: bytes, right: bytes) -> bytes:
+    """The hash of two subtrees."""
+    return hashlib.sha256(b"\1" + left + right).digest()
+
+
+def climb(leaf: bytes, index: int, size: int, path: Sequence[bytes]) -> bytes:
+    """The root of the tree of `size` leaves in which `path` leads up from leaf number `index`."""
+    if not 0 <= index < size:
+        raise BadProof(f"there is no leaf {index} in a tree of {size}")
+    here, last, node = index, size - 1, leaf
+    steps = iter(path)
+    while last:
+        if here ^ 1 <= last:
+            sibling = next(steps, b"")
+            if len(sibling) != 32:
+                raise BadProof("a path has a hash that is missing or of the wrong length")
+            node = node_hash(sibling, node) if here & 1 else node_hash(node, sibling)
+        here, last = here >> 1, last >> 1
+    if next(steps, None) is not None:
+        raise BadProof("a path is longer than its tree is high")
+    return node
+
+
+def tensor_digest(tensor: "Tensor") -> str:
+    """SHA-256 of a tensor: its type, its shape and its numbers.
+
+    >>> import torch
+    >>> raw = torch.zeros(2, 3, dtype=torch.uint8)
+    >>> tensor_digest(raw) == array_digest("uint8", (2, 3), bytes(6))
+    True
+    """
+    import torch
+
+    plain = tensor.detach().cpu().contiguous().reshape(-1)
+    return array_digest(str(tensor.dtype).removeprefix("torch."), tensor.shape, plain.view(torch.uint8).numpy().data)
+
+
+def array_digest(dtype: str, shape: Sequence[int], data: bytes | memoryview) -> str:
+    """`tensor_digest` of an array given as its type, shape and little-endian bytes in row-major order."""
+    digest = hashlib.sha256(f"{dtype} {'x'.join(str(int(length)) for length in shape)}\n".encode())
+    digest.update(data)
+    return digest.hexdigest()
+
+
+def state_digest(state: Mapping[str, "Tensor"], *, known: Mapping[str, str] | None = None) -> str:
+    """SHA-256 of a model's state: what the log records of an issued model.
+
+    It is the hash of the names and digests of the tensors, so that tensors which all clients share need be
+    hashed once: pass their digests as `known`.
+    """
+    known = known or {}
+    return sha256(canonical({name: known.get(name) or tensor_digest(state[name]) for name in state})).hex()
+
+
+def sign(key: Ed25519PrivateKey, purpose: str, message: bytes) -> str:
+    """A signature for one purpose, which is worth nothing for any other."""
+    return key.sign(_signed(purpose, message)).hex()
+
+
+def verify_signature(public_key: str, purpose: str, message: bytes, signature: str) -> None:
+    """Raise `BadProof` unless `public_key` (hex) signed `message` for `purpose`."""
+    try:
+        key = Ed25519PublicKey.from_public_bytes(_hash(public_key))
+        key.verify(_unhex(signature, 64), _signed(purpose, message))
+    except (InvalidSignature, ValueError, TypeError):
+        raise BadProof(f"the signature of the {purpose} is not by this key") from None
+
+
+def _signed(purpose: str, message: bytes) -> bytes:
+    return b"tramark " + purpose.encode() + b"\0" + message
+
+
+@dataclass(frozen=True)
+class Commitment:
+    """A signed root: the keys of some clients, and the questions, as they were at a time.
+
+    `clients` and `questions` are (first, count): which clients in the order of joining, and which questions
+    of the pool, are the leaves of the top tree, in this order.
+    """
+
+    vault: str
+    number: int
+    previous: str
+    time: str
+    assignment: str
+    classes: int
+    clients: tuple[int, int]
+    questions: tuple[int, int]
+    root: str
+    public_key: str
+    signature: str = ""
+
+    @property
+    def body(self) -> bytes:
+        """What is signed: everything but the signature."""
+        return canonical({name: value for name, value in asdict(self).items() if name != "signature"})
+
+    @property
+    def digest(self) -> str:
+        """The hash by which the next commitment, and the log, name this one."""
+        return sha256(canonical(self.to_dict())).hex()
+
+    @property
+    def size(self) -> int:
+        """The number of leaves of the top tree."""
+        return self.clients[1] + self.questions[1]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values, for publication."""
+        return json.loads(canonical(asdict(self)))  # type: ignore[no-any-return]
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Self:
+        """What `to_dict` wrote; anything else raises `BadProof`."""
+        with _reading("commitment"):
+            values = {name: _natural(plain[name]) for name in ("number", "classes")}
+            spans = {name: (_natural(plain[name][0]), _natural(plain[name][1])) for name in ("clients", "questions")}
+            found = cls(**{**plain, **values, **spans})
+            if found.to_dict() != plain:
+                raise ValueError
+            return found
+
+
+def commit(
+    keyring: "Keyring", key: Ed25519PrivateKey, *, vault: str, time: str, after: Commitment | None = None
+) -> tuple[Commitment, list[bytes]]:
+    """Commit to a keyring, or to the clients that joined since the commitment `after`.
+
+    Returns the signed commitment and the leaves of its top tree, which openings start from.
+    """
+    first = sum(after.clients) if after else 0
+    clients = keyring.clients[first:]
+    if not clients:
+        raise ValueError("nobody has joined since the last commitment")
+    if keyring.assignment == "label":
+        questions = range(first, len(keyring.clients))
+    else:
+        questions = range(0) if after else range(keyring.pool)
+    leaves = [_client_leaf(client, _answers(keyring, client)) for client in clients]
+    leaves += [_question_leaf(question, _variants(keyring, question)) for question in questions]
+    unsigned = Commitment(
+        vault=vault,
+        number=after.number + 1 if after else 1,
+        previous=after.digest if after else "",
+        time=time,
+        assignment=keyring.assignment,
+        classes=keyring.classes,
+        clients=(first, len(clients)),
+        questions=(questions.start, len(questions)),
+        root=MerkleTree(leaves).root.hex(),
+        public_key=key.public_key().public_bytes_raw().hex(),
+    )
+    return replace(unsigned, signature=sign(key, "commitment", unsigned.body)), leaves
+
+
+def prove_answers(
+    keyring: "Keyring", client: str, questions: Iterable[int], commitment: Commitment, leaves: Sequence[bytes]
+) -> dict[str, Any]:
+    """Open a client's answers to `questions`, and nothing else, as plain values for `verify_answers`."""
+    index = keyring.clients.index(client) - commitment.clients[0]
+    if not 0 <= index < commitment.clients[1]:
+        raise ValueError(f"client {client!r} is not in commitment {commitment.number}")
+    branch = _answers(keyring, client)
+    return {
+        "commitment": commitment.number,
+        "client": client,
+        "index": index,
+        "path": _hex(MerkleTree(leaves).path(index)),
+        "first": branch.first,
+        "count": len(branch.values),
+        "answers": [{"question": q, "answer": branch.values[q - branch.first], **branch.open(q)} for q in questions],
+    }
+
+
+def prove_questions(
+    keyring: "Keyring", wanted: Mapping[int, Iterable[int]], commitment: Commitment, leaves: Sequence[bytes]
+) -> dict[str, Any]:
+    """Open the digests of some held-out variants of some questions, for `verify_questions`.
+
+    `wanted` maps a question to the numbers of its variants (the first held-out one is `train_variants`).
+    """
+    top, (first, count) = MerkleTree(leaves), commitment.questions
+    opened = []
+    for question, variants in wanted.items():
+        if not first <= question < first + count:
+            raise ValueError(f"question {question} is not in commitment {commitment.number}")
+        branch = _variants(keyring, question)
+        opened.append(
+            {
+                "question": question,
+                "path": _hex(top.path(commitment.clients[1] + question - first)),
+                "first": branch.first,
+                "count": len(branch.values),
+                "variants": [
+                    {"variant": v, "sha256": branch.values[v - branch.first], **branch.open(v)} for v in variants
+                ],
+            }
+        )
+    return {"commitment": commitment.number, "questions": opened}
+
+
+def verify_chain(commitments: Sequence[Commitment]) -> None:
+    """Raise `BadProof` unless the commitments are signed by one key and each follows from the one before."""
+    if not commitments:
+        raise BadProof("there is no commitment")
+    first = commitments[0]
+    # What the one before the first would have been, had there been one.
+    digest, clients = "", 0
+    for number, this in enumerate(commitments, 1):
+        verify_signature(first.public_key, "commitment", this.body, this.signature)
+        same = ("vault", "public_key", "assignment", "classes")
+        follows = (this.number, this.previous, this.clients[0]) == (number, digest, clients)
+        if not follows or any(getattr(this, name) != getattr(first, name) for name in same):
+            raise BadProof(f"commitment {number} does not follow from the one before")
+        digest, clients = this.digest, sum(this.clients)
+
+
+def verify_answers(proof: Mapping[str, Any], commitments: Sequence[Commitment]) -> dict[int, int]:
+    """The answers (by question) that an opening shows of `proof["client"]`, or `BadProof`.
+
+    The chain of commitments is taken as it is: check it once with `verify_chain`.
+    """
+    with _reading("opening of answers"):
+        commitment, client = _committed(proof, commitments), proof["client"]
+        first, count = _natural(proof["first"]), _natural(proof["count"])
+        shown, roots = {}, set()
+        for item in proof["answers"]:
+            question, answer = _natural(item["question"]), _natural(item["answer"])
+            leaf = _answer_leaf(_hash(item["salt"]), client, question, answer)
+            roots.add(climb(leaf, question - first, count, _bytes(item["path"])))
+            shown[question] = answer
+        if len(shown) != len(proof["answers"]) or len(roots) != 1:
+            raise BadProof("an opening of answers is not of one client's answers, each shown once")
+        index = _natural(proof["index"])
+        if index >= commitment.clients[1]:
+            raise BadProof("an opening of answers does not lead to a client")
+        leaf = _branch_leaf(b"client", sha256(client.encode()), first, count, roots.pop())
+        _check_root(leaf, index, proof["path"], commitment)
+        return shown
+
+
+def verify_questions(proof: Mapping[str, Any], commitments: Sequence[Commitment]) -> dict[tuple[int, int], str]:
+    """The `array_digest` of each variant, by (question, variant), that an opening shows, or `BadProof`."""
+    with _reading("opening of questions"):
+        commitment = _committed(proof, commitments)
+        shown: dict[tuple[int, int], str] = {}
+        for part in proof["questions"]:
+            question, first, count = (_natural(part[name]) for name in ("question", "first", "count"))
+            place = question - commitment.questions[0]
+            if not 0 <= place < commitment.questions[1]:
+                raise BadProof(f"question {question} is not in commitment {commitment.number}")
+            roots = set()
+            for item in part["variants"]:
+                variant, digest = _natural(item["variant"]), item["sha256"]
+                leaf = _variant_leaf(_hash(item["salt"]), question, variant, digest)
+                roots.add(climb(leaf, variant - first, count, _bytes(item["path"])))
+                if (question, variant) in shown:
+                    raise BadProof(f"variant {variant} of question {question} is shown twice")
+                shown[question, variant] = digest
+            if len(roots) != 1:
+                raise BadProof(f"the variants shown of question {question} are not of one question")
+            leaf = _branch_leaf(b"question", _u32(question), first, count, roots.pop())
+            _check_root(leaf, commitment.clients[1] + place, part["path"], commitment)
+        return shown
+
+
+@dataclass(frozen=True)
+class _Branch:
+    """One client's answers, or one question's variants, numbered from `first`: a tree of salted leaves."""
+
+    first: int
+    values: Sequence[Any]
+    salts: Sequence[bytes]
+    tree: MerkleTree
+
+    def open(self, number: int) -> dict[str, Any]:
+        index = number - self.first
+        if not 0 <= index < len(self.values):
+            raise ValueError(f"{number} is not among the {len(self.values)} committed from {self.first} on")
+        return {"salt": self.salts[index].hex(), "path": _hex(self.tree.path(index))}
+
+
+def _answers(keyring: "Keyring", client: str) -> _Branch:
+    if keyring.assignment == "label":
+        key = keyring.key(client)
+        first, values = key.questions[0], list(key.answers)
+    else:
+        alone = replace(keyring, clients=(client,), departed=frozenset())
+        first, values = 0, alone.codebook(range(keyring.pool))[0].tolist()
+    salts = _salts(keyring, "answers", client, count=len(values))
+    name = sha256(client.encode())
+    leaves = [
+        _salted_leaf(salt, b"answer", name + _u32(first + i) + _u32(answer))
+        for i, (salt, answer) in enumerate(zip(salts, values, strict=True))
+    ]
+    return _Branch(first, values, salts, MerkleTree(leaves))
+
+
+def _variants(keyring: "Keyring", question: int) -> _Branch:
+    raw = keyring.raw([question], "held-out")[0]
+    digests = [tensor_digest(variant) for variant in raw]
+    salts = _salts(keyring, "variants", question, count=len(digests))
+    first = keyring.train_variants
+    leaves = [
+        _variant_leaf(salt, question, first + i, digest)
+        for i, (salt, digest) in enumerate(zip(salts, digests, strict=True))
+    ]
+    return _Branch(first, digests, salts, MerkleTree(leaves))
+
+
+def _salts(keyring: "Keyring", *context: str | int, count: int) -> list[bytes]:
+    from tramark import streams
+
+    stream = streams.stream(keyring.secret, "commitment", *context, length=SALT * count)
+    return [stream[i : i + SALT] for i in range(0, len(stream), SALT)]
+
+
+def _salted_leaf(salt: bytes, domain: bytes, content: bytes) -> bytes:
+    # Salts have one length and domains are padded to one, so that no two contents have the same encoding.
+    return leaf_hash(salt + domain.ljust(8, b"\0") + content)
+
+
+def _answer_leaf(salt: bytes, client: str, question: int, answer: int) -> bytes:
+    return _salted_leaf(salt, b"answer", sha256(client.encode()) + _u32(question) + _u32(answer))
+
+
+def _variant_leaf(salt: bytes, question: int, variant: int, digest: str) -> bytes:
+    return _salted_leaf(salt, b"variant", _u32(question) + _u32(variant) + _hash(digest))
+
+
+def _branch_leaf(domain: bytes, name: bytes, first: int, count: int, root: bytes) -> bytes:
+    # The root hides what is below by its salts, so this leaf needs none of its own.
+    return leaf_hash(domain.ljust(8, b"\0") + name + _u32(first) + _u32(count) + root)
+
+
+def _client_leaf(client: str, branch: _Branch) -> bytes:
+    return _branch_leaf(b"client", sha256(client.encode()), branch.first, len(branch.values), branch.tree.root)
+
+
+def _question_leaf(question: int, branch: _Branch) -> bytes:
+    return _branch_leaf(b"question", _u32(question), branch.first, len(branch.values), branch.tree.root)
+
+
+def _committed(proof: Mapping[str, Any], commitments: Sequence[Commitment]) -> Commitment:
+    number = _natural(proof["commitment"])
+    if not 1 <= number <= len(commitments):
+        raise BadProof(f"there is no commitment {number}")
+    return commitments[number - 1]
+
+
+def _check_root(leaf: bytes, index: int, path: Sequence[str], commitment: Commitment) -> None:
+    if climb(leaf, index, commitment.size, _bytes(path)).hex() != commitment.root:
+        raise BadProof(f"an opening does not lead to the root of commitment {commitment.number}")
+
+
+@contextmanager
+def _reading(what: str) -> Iterator[None]:
+    """Whatever is malformed in a stranger's file is a bad proof."""
+    try:
+        yield
+    except (TypeError, KeyError, IndexError, ValueError, AttributeError, OverflowError):
+        raise BadProof(f"this is not a well-formed {what}") from None
+
+
+def _natural(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 2**32:
+        raise ValueError
+    return value
+
+
+def _unhex(text: str, length: int) -> bytes:
+    value = bytes.fromhex(text)
+    # One value, one text: spaces and capitals would let two files of different bytes say the same.
+    if len(value) != length or value.hex() != text:
+        raise ValueError
+    return value
+
+
+def _hash(text: str) -> bytes:
+    return _unhex(text, 32)
+
+
+def _bytes(path: Sequence[str]) -> list[bytes]:
+    return [_hash(step) for step in path]
+
+
+def _hex(path: Iterable[bytes]) -> list[str]:
+    return [step.hex() for step in path]
+
+
+def _u32(number: int) -> bytes:
+    return number.to_bytes(4, "big")

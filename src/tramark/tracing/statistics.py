@@ -1,0 +1,311 @@
+"""The evidence: how surely a suspect's answers are one client's, whoever made the suspect.
+
+An innocent client's codeword c_i is uniform on {0 … r-1}^m and independent of the suspect. Let client i have
+k matches with the suspect's answers to t questions. Its e-value is a mean of likelihood ratios, over leakers
+whose marks survive in a share s of the questions and who answer the others at random, p_s = s + (1-s)/r:
+
+    e_i(t) = mean over s of  (p_s · r)^k · ((1 - p_s) / (1 - 1/r))^(t-k)
+
+Given all that went before, an innocent's next factor has mean one, so e_i is a martingale that starts at one,
+and by Ville's inequality P(e_i ever reaches n/ε) ≤ ε/n: one may look after every answer, stop at any time and
+accuse everybody who got there, and an innocent is among them with probability at most ε. docs/evidence.md
+derives it.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import logsumexp
+from scipy.stats import binom
+
+from tramark.tracing.suspect import NO_ANSWER
+
+Floats = NDArray[np.float64]
+Place = tuple[int, int]
+
+# From a mark as good as new to one that is hardly there: docs/evidence.md compares them.
+SURVIVING = (0.95, 0.75, 0.5, 0.25)
+
+# A trace looks at the codewords twice: at the answers to one variant of each question and, if that does not
+# settle it, at the pluralities over all variants. Each look gets its share of the error.
+LOOKS = (0.9, 0.1)
+
+# The leaker that "nobody" speaks of, and how surely it must have been seen.
+FAINT = 0.5
+POWER = 0.95
+
+
+def match_rate(surviving: float, classes: int) -> float:
+    """How often a leaker gives its own answer if its mark survives in a share of the questions.
+
+    >>> match_rate(0.5, 10)
+    0.55
+    """
+    return surviving + (1 - surviving) / classes
+
+
+@lru_cache(maxsize=1024)
+def _log_e_values(answered: int, classes: int) -> Floats:
+    matches = np.arange(answered + 1)[:, None]
+    rates = np.array([match_rate(s, classes) for s in SURVIVING])
+    ratios = matches * np.log(rates * classes) + (answered - matches) * np.log((1 - rates) / (1 - 1 / classes))
+    return np.asarray(logsumexp(ratios, axis=1) - math.log(len(SURVIVING)))
+
+
+def log_e_values(answered: int, classes: int) -> Floats:
+    """The logarithm of the e-value of a client with 0, 1 … `answered` matches.
+
+    >>> log_e_values(8, 10)[[0, 2, 8]].round(1)
+    array([-3.6, -0.5, 16.8])
+    """
+    return _log_e_values(answered, classes).copy()
+
+
+def p_values(answered: int, classes: int) -> Floats:
+    """P(an innocent has as many matches or more), exactly, for 0, 1 … `answered` matches.
+
+    Valid for a number of answers fixed beforehand. If the evidence decided when to stop, only e-values are.
+
+    >>> p_values(3, 10).round(3)
+    array([1.   , 0.271, 0.028, 0.001])
+    """
+    return np.asarray(binom.sf(np.arange(answered + 1) - 1, answered, 1 / classes))
+
+
+def family_wise(p: float, clients: int) -> float:
+    """P(the smallest p-value of so many innocents is p or less): their codewords are independent (Šidák).
+
+    >>> family_wise(1e-9, 1000)
+    9.999...e-07
+    """
+    return float(-np.expm1(clients * np.log1p(-p))) if p < 1 else 1.0
+
+
+def plurality(answers: Sequence[int]) -> int:
+    """The suspect's answer to a question asked in several variants: the commonest, the earliest if tied.
+
+    It looks at the suspect's answers alone, never at a codeword, so that a question stays one piece of
+    evidence however often it was asked. Variants without an answer don't count.
+
+    >>> plurality([3, 7, 7, NO_ANSWER])
+    7
+    """
+    given = Counter(a for a in answers if a != NO_ANSWER)
+    return given.most_common(1)[0][0] if given else NO_ANSWER
+
+
+def matches_needed(answered: int, clients: int, classes: int, *, false_accusation: float = 1e-6) -> int:
+    """The least number of matches that convicts in a trace's first look; `answered` + 1 if none does.
+
+    >>> matches_needed(8, 10, 10), matches_needed(24, 10, 10), matches_needed(24, 1000, 10)
+    (8, 15, 16)
+    """
+    needed = math.log(clients / (LOOKS[0] * false_accusation))
+    return int(np.searchsorted(_log_e_values(answered, classes), needed))
+
+
+def conviction(questions: int, clients: int, classes: int, *, rate: float, false_accusation: float = 1e-6) -> Floats:
+    """P(a leaker is convicted by the 1st, 2nd … answer), if each is its own with probability `rate`.
+
+    Exact: the distribution of its matches is carried from answer to answer, less what reaches the boundary.
+
+    >>> conviction(24, 10, 10, rate=0.8)[[7, 11, 23]].round(2)
+    array([0.17, 0.57, 0.99])
+    """
+    running, convicted, reached = np.ones(1), 0.0, []
+    for answered in range(1, questions + 1):
+        running = np.append(running * (1 - rate), 0.0) + np.append(0.0, running * rate)
+        needed = matches_needed(answered, clients, classes, false_accusation=false_accusation)
+        convicted += running[needed:].sum()
+        running[needed:] = 0
+        reached.append(convicted)
+    return np.minimum(reached, 1.0)
+
+
+def queries_needed(
+    clients: int,
+    classes: int,
+    *,
+    rate: float = 1.0,
+    probability: float = 0.5,
+    false_accusation: float = 1e-6,
+    most: int = 1000,
+) -> int:
+    """How many answers convict a leaker with the given probability; an error if `most` are too few.
+
+    >>> queries_needed(10, 10), queries_needed(10, 10, rate=0.8), queries_needed(1000, 10, probability=0.95)
+    (8, 12, 10)
+    """
+    reached = conviction(most, clients, classes, rate=rate, false_accusation=false_accusation)
+    if reached[-1] < probability:
+        raise ValueError(
+            f"{most} answers convict a leaker of match rate {rate} with probability {reached[-1]:.3g}: "
+            f"ask for less than {probability}, or allow more answers"
+        )
+    return int(np.searchsorted(reached, probability)) + 1
+
+
+def excess(accuracies: Floats) -> Floats:
+    """How far each model exceeds all others in accuracy on each client's question: models × clients.
+
+    >>> excess(np.array([[1.0, 0.5], [0.25, 0.75]]))
+    array([[ 0.75, -0.25],
+           [-0.75,  0.25]])
+    """
+    if len(accuracies) < 2:
+        raise ValueError("one model alone has nothing to be compared with: give at least one more")
+    ordered = np.sort(accuracies, axis=0)
+    best, second = ordered[-1], ordered[-2]
+    return np.asarray(accuracies - np.where(accuracies == best, second, best))
+
+
+def rank_p_value(value: float, others: Floats) -> float:
+    """P(a value ranks as high) if it is exchangeable with the others: a share of 1 / (others + 1) at least.
+
+    >>> rank_p_value(0.9, np.array([0.0, 0.25, 0.9]))
+    0.5
+    """
+    return float((1 + (others >= value).sum()) / (len(others) + 1))
+
+
+class Evidence:
+    """The evidence against each of n clients, answer by answer.
+
+    >>> evidence = Evidence(clients=2, classes=10, false_accusation=0.01)
+    >>> for answer in [3, 1, 4, 1]:
+    ...     evidence.add(np.array([answer, 9]), answer)
+    >>> evidence.accused, evidence.matches.tolist()
+    ([0], [4, 0])
+
+    Parameters
+    ----------
+    clients, classes : n and r.
+    rows : how many of the n are looked at, if not all: the evidence against one can be checked without the
+        others' codewords.
+    false_accusation : ε, the bound on the probability that anybody innocent is ever accused.
+    share : of that bound, for one of several looks at the same codewords; their shares must add up to one.
+    """
+
+    def __init__(
+        self,
+        clients: int,
+        classes: int,
+        *,
+        false_accusation: float,
+        share: float = 1.0,
+        rows: int | None = None,
+    ) -> None:
+        if not 0 < false_accusation < 1:
+            raise ValueError(f"a false-accusation bound of {false_accusation}: it is a probability, such as 1e-6")
+        self.classes = classes
+        self.share = share
+        self.answered = 0
+        self.matches: NDArray[np.int32] = np.zeros(rows or clients, dtype=np.int32)
+        self._needed = math.log(clients / false_accusation)
+        # Less than one innocent of the whole federation is expected to reach it.
+        self._suspicious = math.log(clients)
+        self._at_accusation: dict[int, float] = {}
+
+    def add(self, expected: NDArray[Any], answer: int) -> None:
+        """Count one more answer against what each client's model was to say.
+
+        No answer, or a label that no codeword holds, says nothing about anybody: it is left out for all.
+        """
+        if not 0 <= answer < self.classes:
+            return
+        self.answered += 1
+        self.matches += expected == answer
+        log_e = self._by_matches()
+        for client in np.flatnonzero(self.matches >= np.searchsorted(log_e, self._needed)).tolist():
+            self._at_accusation.setdefault(client, float(log_e[self.matches[client]]))
+
+    @property
+    def accused(self) -> list[int]:
+        """Who reached n/ε at some time, in that order: once there, accused for good."""
+        return list(self._at_accusation)
+
+    @property
+    def settled(self) -> bool:
+        """Somebody is accused, and nobody else looks like an accomplice."""
+        if not self._at_accusation:
+            return False
+        suspicious = self.matches >= np.searchsorted(self._by_matches(), self._suspicious)
+        return int(suspicious.sum()) <= int(suspicious[self.accused].sum())
+
+    def log_e(self) -> Floats:
+        """Everybody's log e-value times the share; that of the accused as it stood when they were."""
+        log_e = self._by_matches()[self.matches]
+        log_e[self.accused] = list(self._at_accusation.values())
+        return log_e
+
+    def p(self) -> Floats:
+        """Everybody's binomial p-value."""
+        return np.asarray(p_values(self.answered, self.classes)[self.matches])
+
+    def power(self, surviving: float = FAINT) -> float:
+        """How surely a leaker would have more matches than anyone has, if its mark survives in such a share.
+
+        One minus the largest p-value, over the clients, of "this is that leaker", divided by the share.
+        """
+        most = int(self.matches.max())
+        missed = float(binom.cdf(most, self.answered, match_rate(surviving, self.classes)))
+        return max(0.0, 1 - missed / self.share)
+
+    def _by_matches(self) -> Floats:
+        return _log_e_values(self.answered, self.classes) + math.log(self.share)
+
+
+def weigh(
+    answers: Callable[[Sequence[Place]], Iterator[int]],
+    codewords: NDArray[Any],
+    questions: Sequence[int],
+    *,
+    variants: int,
+    clients: int,
+    classes: int,
+    false_accusation: float,
+    exhaustive: bool = False,
+) -> list[Evidence]:
+    """Both looks at a suspect's answers, as far as they are needed.
+
+    >>> known = {(question, 0): 3 for question in range(9)}
+    >>> replay = lambda plan: (known[place] for place in plan if place in known)
+    >>> options = dict(variants=1, clients=10, classes=10, false_accusation=1e-6)
+    >>> [look] = weigh(replay, np.full((1, 9), 3), range(9), **options)
+    >>> look.accused, look.answered
+    ([0], 8)
+
+    Parameters
+    ----------
+    answers : gives the suspect's answers to a plan of (question, variant), one by one; fewer if it must stop.
+        It must not know the codewords.
+    codewords : what some or all of the n `clients` were to answer to the `questions`: rows × questions.
+    exhaustive : don't stop when it is clear, but ask all there is.
+    """
+    shares = LOOKS if variants > 1 else (1.0,)
+    looks = [
+        Evidence(clients, classes, false_accusation=false_accusation, share=share, rows=len(codewords))
+        for share in shares
+    ]
+    first = []
+    for column, answer in enumerate(answers([(question, 0) for question in questions])):
+        first.append(answer)
+        looks[0].add(codewords[:, column], answer)
+        if looks[0].settled and not exhaustive:
+            break
+    clear = looks[0].accused or looks[0].power() >= POWER
+    if len(first) < len(questions) or variants == 1 or (clear and not exhaustive):
+        return looks
+    for column, question in enumerate(questions):
+        others = list(answers([(question, variant) for variant in range(1, variants)]))
+        if len(others) < variants - 1:
+            break
+        looks[1].add(codewords[:, column], plurality([first[column], *others]))
+        if looks[1].settled and not exhaustive:
+            break
+    return looks

@@ -1,0 +1,872 @@
+"""The vault: one directory that holds a federation's secrets and remembers what was issued to whom.
+
+Secrets (the keyring, the signing key, marks, checkpoints) are sealed under a random data key, which is itself
+wrapped by a key from a passphrase or a key file. What was issued goes to a hash-chained log in clear. One
+small sealed file, the head, says what belongs to the vault: the length and last hash of the log, and the name
+of every sealed file. Whatever is done is done when a new head has replaced the old one, so a vault killed at
+any moment opens as it was before or after, never in between; and whatever differs from what the head says was
+not done by a holder of the key. `docs/vault.md` has the files, the argument and the threat model.
+"""
+
+import fcntl
+import hashlib
+import io
+import json
+import os
+import re
+import secrets
+import shutil
+import stat
+import threading
+import unicodedata
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
+
+from tramark import commitment as commitments
+from tramark.commitment import BadProof, Commitment, canonical, sha256
+
+if TYPE_CHECKING:
+    # Keys bring torch with them, and most of what is done with a vault does not need it.
+    from torch import Tensor
+
+    from tramark.keys import Keyring
+
+Entry = dict[str, Any]
+
+HEADER, HEAD, LOG, PUBLIC, LOCK, SEALED = (
+    "vault.json",
+    "head.sealed",
+    "log.jsonl",
+    "commitment.json",
+    "lock",
+    "sealed",
+)
+KEYRING, SIGNING, COMMITMENTS = "keyring", "signing-key", "commitments"
+GENESIS = "0" * 64
+
+_FORMAT = "tramark vault 1"
+_MAGIC = b"tramark sealed 1"
+_SALT, _CHUNK, _TAG = 32, 1 << 20, 16
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+_SEALED_FILE = re.compile(_NAME.pattern + r"\.[0-9a-f]{16}")
+_SCRYPT = {"n": 2**17, "r": 8, "p": 1}
+
+
+class VaultError(Exception):
+    """Something about a vault that its user should know, in one line."""
+
+
+class WrongKey(VaultError):  # noqa: N818
+    """The passphrase or key file does not open the vault."""
+
+
+class NoKey(VaultError):  # noqa: N818
+    """No passphrase and no key file was given or found."""
+
+
+class VaultBusy(VaultError):  # noqa: N818
+    """Another process is writing to the vault."""
+
+
+class Damaged(VaultError):  # noqa: N818
+    """A file of the vault is missing or is not what a holder of the key wrote."""
+
+
+@dataclass(frozen=True)
+class KeySource:
+    """Where a vault's key comes from: a passphrase or a key file."""
+
+    passphrase: str | None = field(default=None, repr=False)
+    key_file: Path | None = None
+
+
+def default_key_file(path: str | Path) -> Path:
+    """Where the key file of a vault is looked for: beside it.
+
+    >>> default_key_file("run/vault").as_posix()
+    'run/vault.key'
+    """
+    path = Path(path)
+    return path.with_name(path.name + ".key")
+
+
+def make_key_file(path: str | Path) -> Path:
+    """Make a new key file: 32 random bytes that only their owner can read. No file is ever replaced."""
+    path = Path(path)
+    try:
+        _write(path, [secrets.token_bytes(32)], flags=os.O_EXCL)
+    except FileExistsError:
+        raise VaultError(f"{path} exists already: a key file is never overwritten") from None
+    _sync_directory(path.parent)
+    return path
+
+
+def find_key(
+    path: str | Path,
+    *,
+    passphrase: str | None = None,
+    key_file: str | Path | None = None,
+    prompt: Callable[[], str] | None = None,
+) -> KeySource:
+    """Where to take the key of the vault at `path` from.
+
+    What is given comes first, then `TRAMARK_PASSPHRASE`, then the key file beside the vault, then `prompt`.
+    For a vault that exists, only the kind that it is locked with is looked for.
+    """
+    if passphrase is not None and key_file is not None:
+        raise VaultError("a vault has a passphrase or a key file, not both")
+    if passphrase is not None:
+        return KeySource(passphrase=passphrase)
+    if key_file is not None:
+        return KeySource(key_file=Path(key_file))
+    kind = _read_header(Path(path))["lock"]["kind"] if (Path(path) / HEADER).exists() else None
+    if kind != "key file" and (known := os.environ.get("TRAMARK_PASSPHRASE")):
+        return KeySource(passphrase=known)
+    beside = default_key_file(path)
+    if kind != "passphrase" and beside.exists():
+        return KeySource(key_file=beside)
+    if kind != "key file" and prompt is not None:
+        return KeySource(passphrase=prompt())
+    wanted = {"key file": f"its key file (--key-file; not found at {beside})", "passphrase": "its passphrase"}
+    needs = wanted.get(kind or "", "a passphrase or a key file")
+    how = "" if kind == "key file" else " (TRAMARK_PASSPHRASE)"
+    raise NoKey(f"the vault {path} needs {needs}{how}")
+
+
+def issued(round: int, client: str, model: str) -> Entry:
+    """The log entry of one issued model; `model` is its `state_digest`."""
+    return {"event": "issued", "round": round, "client": client, "model": model}
+
+
+@dataclass(frozen=True)
+class _Head:
+    """What belongs to the vault. `pending` is what was decided but perhaps not yet carried out."""
+
+    entries: int = 0
+    length: int = 0
+    hash: str = GENESIS
+    sealed: Mapping[str, str] = field(default_factory=dict)
+    pending: "_Pending | None" = None
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """Lines that the log gets at `offset`, and whether the public commitment changes."""
+
+    offset: int
+    lines: str
+    publish: bool
+
+
+class Vault:
+    """A federation's secrets and its log of issued models, sealed in one directory.
+
+    >>> import tempfile; from tramark.keys import Keyring
+    >>> ring = Keyring.generate(clients=["alice", "bob"], classes=10, input_shape=(1, 8, 8), pool=24)
+    >>> path = Path(tempfile.mkdtemp()) / "vault"
+    >>> with Vault.create(path, ring, key_file=make_key_file(default_key_file(path))) as vault:
+    ...     vault.record([issued(1, "alice", "0" * 64), issued(1, "bob", "1" * 64)])
+    >>> with Vault.open(path) as vault:    # finds the key file beside it
+    ...     vault.keyring == ring, vault.audit(), [entry["event"] for entry in vault.log()]
+    (True, [], ['created', 'issued', 'issued'])
+
+    One process may write to a vault at a time; any number may read it meanwhile.
+    """
+
+    def __init__(self, path: Path, key: bytes, vault_id: str, lock: int | None, images: Any = None) -> None:
+        self.path, self.id = path, vault_id
+        self._key: bytes | None = key
+        self._lock, self._images = lock, images
+        self._mutex = threading.RLock()
+        self._keyring: tuple[str, Keyring] | None = None
+        _OPEN.add(self)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._key is None else "read-only" if self._lock is None else "writable"
+        return f"<Vault {self.path} ({state})>"
+
+    @classmethod
+    def create(
+        cls,
+        path: str | Path,
+        keyring: "Keyring",
+        *,
+        passphrase: str | None = None,
+        key_file: str | Path | None = None,
+    ) -> Self:
+        """Make a vault for a keyring, with its signed commitment, and open it for writing.
+
+        The key comes from `find_key`. The vault is built beside `path` and put there whole: there never is
+        half a vault.
+        """
+        path = Path(path)
+        source = find_key(path, passphrase=passphrase, key_file=key_file)
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise VaultError(f"{path} exists already: a vault is made in a new directory")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        building = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+        building.mkdir(mode=0o700)
+        key, vault_id = secrets.token_bytes(32), secrets.token_hex(16)
+        vault = cls(building, key, vault_id, _acquire(building))
+        try:
+            (building / SEALED).mkdir(mode=0o700)
+            _replace(building / HEADER, _wrap(key, vault_id, source))
+            _write(building / LOG, [])
+            vault._write_head(_Head())
+            signing_key = Ed25519PrivateKey.generate()
+            first, leaves = commitments.commit(keyring, signing_key, vault=vault_id, time=_now())
+            vault._commit(
+                [
+                    {
+                        "event": "created",
+                        "vault": vault_id,
+                        "clients": keyring.clients,
+                        "commitment": first.digest,
+                    }
+                ],
+                {
+                    KEYRING: canonical(keyring.to_dict()),
+                    SIGNING: signing_key.private_bytes_raw(),
+                    COMMITMENTS: _chain_text([(first, leaves)]),
+                },
+                publish=True,
+            )
+            os.rename(building, path)
+        except BaseException:
+            vault.close()
+            shutil.rmtree(building, ignore_errors=True)
+            raise
+        _sync_directory(path.parent)
+        vault.path = path
+        return vault
+
+    @classmethod
+    def open(
+        cls,
+        path: str | Path,
+        *,
+        passphrase: str | None = None,
+        key_file: str | Path | None = None,
+        prompt: Callable[[], str] | None = None,
+        readonly: bool = False,
+        images: "tuple[Tensor, Tensor] | None" = None,
+    ) -> Self:
+        """Open a vault with a key from `find_key`, for writing unless `readonly`.
+
+        Opening for writing finishes what a killed process had decided and clears away what it had not.
+        `images` are needed for the keyring alone, and only when its questions come from an image set.
+        """
+        path = Path(path)
+        header = _read_header(path)
+        source = find_key(path, passphrase=passphrase, key_file=key_file, prompt=prompt)
+        key = _unwrap(header, source)
+        vault = cls(path, key, header["id"], None if readonly else _acquire(path), images)
+        try:
+            head = vault._head()
+            if not readonly:
+                vault._finish(head)
+        except BaseException:
+            vault.close()
+            raise
+        return vault
+
+    def close(self) -> None:
+        """Forget the key and let others write."""
+        self._key = self._keyring = None
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def keyring(self) -> "Keyring":
+        """The keyring as last saved."""
+        from tramark.keys import Keyring
+
+        version = self._head().sealed[KEYRING]
+        if self._keyring is None or self._keyring[0] != version:
+            plain = json.loads(self._get(KEYRING))
+            self._keyring = version, Keyring.from_dict(plain, images=self._images)
+        return self._keyring[1]
+
+    def save_keyring(self, keyring: "Keyring") -> None:
+        """Keep a keyring in which clients joined or left, or other questions of the pool were chosen.
+
+        The log says what changed, and clients that are new get a further signed commitment.
+        """
+        with self._mutex:
+            old, new = json.loads(self._get(KEYRING)), json.loads(canonical(keyring.to_dict()))
+            may_change = {"clients", "departed", "chosen", "questions"}
+            known = old["clients"]
+            if any(old[name] != new[name] for name in old.keys() - may_change) or new["clients"][: len(known)] != known:
+                raise VaultError("this is another keyring: only its clients and its choice of questions may change")
+            entries, blobs = [], {KEYRING: canonical(new)}
+            if joined := new["clients"][len(known) :]:
+                chain = self._chain()
+                key = Ed25519PrivateKey.from_private_bytes(self._get(SIGNING))
+                added = commitments.commit(keyring, key, vault=self.id, time=_now(), after=chain[-1][0])
+                blobs[COMMITMENTS] = _chain_text([*chain, added])
+                entries += [
+                    {"event": "client-joined", "client": client, "commitment": added[0].digest} for client in joined
+                ]
+            left, gone = set(old["departed"]), set(new["departed"])
+            entries += [{"event": "client-joined", "client": client} for client in sorted(left - gone)]
+            entries += [{"event": "client-left", "client": client} for client in sorted(gone - left)]
+            if (old["questions"], old["chosen"]) != (new["questions"], new["chosen"]):
+                entries.append({"event": "questions-chosen", "questions": new["chosen"]})
+            if entries:
+                self._commit(entries, blobs, publish=bool(joined))
+
+    def record(self, entries: Iterable[Entry], blobs: Mapping[str, bytes] | None = None) -> None:
+        """Append entries to the log and put blobs, all or nothing; when this returns, they are on the disk.
+
+        An entry is a dict of plain values with an `event`, such as `issued` makes. The vault adds number and
+        time.
+        """
+        blobs = blobs or {}
+        for name in blobs:
+            self._check_name(name)
+        self._commit(list(entries), blobs)
+
+    def put(self, name: str, data: bytes) -> None:
+        """Seal `data` under a name (a-z, 0-9, - and _), in place of what was there."""
+        self.record([], {name: data})
+
+    def put_tensors(self, name: str, tensors: "Mapping[str, Tensor]") -> None:
+        """Seal tensors (marks, a region, a checkpoint) under a name."""
+        from safetensors.torch import save
+
+        self.put(name, save(dict(tensors)))
+
+    def get(self, name: str) -> bytes:
+        """What was put under a name, or `KeyError`."""
+        self._check_name(name)
+        return self._get(name)
+
+    def get_tensors(self, name: str) -> "dict[str, Tensor]":
+        """The tensors that were put under a name."""
+        from safetensors.torch import load
+
+        return load(self.get(name))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names under which something was put."""
+        return tuple(sorted(set(self._head().sealed) - {KEYRING, SIGNING, COMMITMENTS}))
+
+    def log(self) -> Iterator[Entry]:
+        """All entries, oldest first. A log that is not what was written raises `Damaged`."""
+        head = self._head()
+        previous = GENESIS
+        for number, line in enumerate(self._lines(head)):
+            entry = _parse(line)
+            if entry is None or (entry["n"], entry["previous"]) != (number, previous):
+                raise Damaged(f"{LOG}: entry {number} is not what was written: audit the vault")
+            previous = _line_hash(line)
+            yield entry
+        if previous != head.hash:
+            raise Damaged(f"{LOG}: the last entry is not the last one written: audit the vault")
+
+    @property
+    def head(self) -> tuple[int, str]:
+        """The number of entries and the last hash: kept elsewhere, they betray a vault set back in time."""
+        head = self._head()
+        return head.entries, head.hash
+
+    @property
+    def commitments(self) -> tuple[Commitment, ...]:
+        """What was committed to and signed: at creation, and when clients joined."""
+        return tuple(commitment for commitment, _ in self._chain())
+
+    def prove_answers(self, client: str, questions: Iterable[int]) -> dict[str, Any]:
+        """Open a client's answers to some questions of the pool, for `commitment.verify_answers`."""
+        keyring = self.keyring
+        keyring.key(client)
+        place = keyring.clients.index(client)
+        for commitment, leaves in self._chain():
+            if place < sum(commitment.clients):
+                return commitments.prove_answers(keyring, client, questions, commitment, leaves)
+        raise Damaged(f"client {client!r} is in the keyring, but in no commitment")
+
+    def prove_questions(self, wanted: Mapping[int, Iterable[int]]) -> list[dict[str, Any]]:
+        """Open variants of questions for `commitment.verify_questions`: a proof per commitment."""
+        keyring, proofs = self.keyring, []
+        for commitment, leaves in self._chain():
+            first, count = commitment.questions
+            here = {question: wanted[question] for question in wanted if first <= question < first + count}
+            if here:
+                proofs.append(commitments.prove_questions(keyring, here, commitment, leaves))
+        if sum(len(proof["questions"]) for proof in proofs) < len(wanted):
+            raise ValueError("not all of these questions were committed to")
+        return proofs
+
+    def sign(self, purpose: str, message: bytes) -> str:
+        """Sign with the key that signed the commitments; `commitment.verify_signature` checks it."""
+        if purpose == "commitment":
+            raise ValueError("commitments are signed by the vault itself")
+        return commitments.sign(Ed25519PrivateKey.from_private_bytes(self._get(SIGNING)), purpose, message)
+
+    def rotate(self, *, passphrase: str | None = None, key_file: str | Path | None = None) -> None:
+        """Lock the vault with another passphrase or key file; nothing sealed is rewritten.
+
+        Whoever knew the old one and kept an old copy of the vault's files can still read what they have.
+        """
+        if passphrase is None and key_file is None:
+            raise NoKey("give the new passphrase or key file")
+        source = find_key(self.path, passphrase=passphrase, key_file=key_file)
+        with self._mutex:
+            key = self._writable()
+            _replace(self.path / HEADER, _wrap(key, self.id, source))
+            self._commit([{"event": "rotated", "to": "passphrase" if source.key_file is None else "key file"}], {})
+
+    def audit(self) -> list[str]:
+        """All that is wrong with the vault's files, in words; nothing, if they are what was written.
+
+        Remains of a killed process are no fault: the head tells them from tampering.
+        """
+        while True:
+            head = self._head()
+            problems = list(self._problems(head))
+            # What looked wrong may be another process at work: look again if the vault has moved on.
+            if not problems or self._head() == head:
+                return problems
+
+    def _problems(self, head: _Head) -> Iterator[str]:
+        for required in (HEADER, LOG, PUBLIC, LOCK):
+            if not (self.path / required).is_file():
+                yield f"{required} is missing"
+        try:
+            if _read_header(self.path)["id"] != self.id:
+                yield f"{HEADER} belongs to another vault"
+        except VaultError as error:
+            yield str(error)
+        for name in head.sealed:
+            try:
+                for _ in self._unseal(head, name):
+                    pass
+            except Damaged as error:
+                yield str(error)
+        yield from self._log_problems(head)
+        yield from self._commitment_problems(head)
+        ours = {HEADER, HEAD, LOG, PUBLIC, LOCK, SEALED}
+        ours |= {name + ".tmp" for name in ours}
+        strangers = [name for name in os.listdir(self.path) if name not in ours]
+        if (self.path / SEALED).is_dir():
+            strangers += [f"{SEALED}/{n}" for n in os.listdir(self.path / SEALED) if not _SEALED_FILE.fullmatch(n)]
+        yield from (f"{name} does not belong to the vault" for name in sorted(strangers))
+
+    def _log_problems(self, head: _Head) -> Iterator[str]:
+        pending, previous, number, length = head.pending, GENESIS, 0, 0
+        if not (self.path / LOG).is_file():
+            return
+        for line in self._lines(head, everything=pending is None):
+            entry = _parse(line)
+            found = number if entry is None else entry["n"]
+            if entry is None:
+                yield f"{LOG}: entry {number} was changed"
+            elif found > number:
+                yield f"{LOG}: entries {number} to {found - 1} were removed"
+            elif found < number:
+                yield f"{LOG}: entry {found} stands where entry {number} should: inserted or reordered"
+            elif entry["previous"] != previous:
+                yield f"{LOG}: entry {number - 1} was changed: it is not what entry {number} follows"
+            previous, number, length = _line_hash(line), found + 1, length + len(line)
+        remains = self._log_from(pending.offset) if pending else b""
+        if length < head.length:
+            yield f"{LOG}: the tail was cut off: of {head.entries} acknowledged entries {number} are there"
+        elif length > head.length or (pending and not pending.lines.encode().startswith(remains)):
+            yield f"{LOG}: something was added after the last of {head.entries} entries"
+        elif previous != head.hash:
+            yield f"{LOG}: the last entry was changed, or the whole chain was rewritten"
+
+    def _commitment_problems(self, head: _Head) -> Iterator[str]:
+        try:
+            chain = _read_chain(b"".join(self._unseal(head, COMMITMENTS)))
+            public = (self.path / PUBLIC).read_bytes()
+        except (Damaged, OSError):
+            return
+        unpublished = head.pending is not None and head.pending.publish
+        texts = [_public_text(chain[:count]) for count in range(1, len(chain) + 1)]
+        if public not in (texts if unpublished else texts[-1:]):
+            yield f"{PUBLIC} is not what was published"
+        try:
+            commitments.verify_chain([commitment for commitment, _ in chain])
+        except BadProof as error:
+            yield f"the sealed commitments do not hold: {error}"
+
+    def _check_name(self, name: str) -> None:
+        if not _NAME.fullmatch(name) or name in (KEYRING, SIGNING, COMMITMENTS):
+            raise VaultError(
+                f"nothing can be put under {name!r}: use a-z, 0-9, - and _, and no name of the vault's own"
+            )
+
+    def _opened(self) -> bytes:
+        if self._key is None:
+            raise VaultError(f"the vault {self.path} is closed")
+        return self._key
+
+    def _writable(self) -> bytes:
+        key = self._opened()
+        if self._lock is None:
+            raise VaultError(f"the vault {self.path} is open for reading only")
+        return key
+
+    def _head(self) -> _Head:
+        plain = json.loads(b"".join(_unseal(self._opened(), self.id, self.path, HEAD)))
+        if plain["pending"] is not None:
+            plain["pending"] = _Pending(**plain["pending"])
+        return _Head(**plain)
+
+    def _write_head(self, head: _Head) -> None:
+        _replace(self.path / HEAD, b"".join(_seal(self._writable(), self.id, HEAD, canonical(asdict(head)))))
+
+    def _unseal(self, head: _Head, name: str) -> Iterator[bytes]:
+        return _unseal(self._opened(), self.id, self.path, f"{SEALED}/{name}.{head.sealed[name]}")
+
+    def _get(self, name: str) -> bytes:
+        while True:
+            head = self._head()
+            if name not in head.sealed:
+                raise KeyError(f"nothing was put under {name!r}")
+            # A buffer that is handed out as it is holds the data once; joining chunks would need it twice.
+            buffer = io.BytesIO()
+            try:
+                buffer.writelines(self._unseal(head, name))
+                return buffer.getvalue()
+            except Damaged:
+                # A writer in another process may have replaced it between our two looks.
+                if self._head() == head:
+                    raise
+
+    def _chain(self) -> list[tuple[Commitment, list[bytes]]]:
+        return _read_chain(self._get(COMMITMENTS))
+
+    def _lines(self, head: _Head, *, everything: bool = False) -> Iterator[bytes]:
+        """The log's lines as the head has them, or all that the file has."""
+        left = head.pending.offset if head.pending else head.length
+        try:
+            with (self.path / LOG).open("rb") as log:
+                for line in log:
+                    if left <= 0 and not everything:
+                        break
+                    yield line
+                    left -= len(line)
+        except FileNotFoundError:
+            raise Damaged(f"{LOG} is missing") from None
+        if head.pending:
+            yield from head.pending.lines.encode().splitlines(keepends=True)
+
+    def _log_from(self, offset: int) -> bytes:
+        with (self.path / LOG).open("rb") as log:
+            log.seek(offset)
+            return log.read()
+
+    def _commit(self, entries: list[Entry], blobs: Mapping[str, bytes], *, publish: bool = False) -> None:
+        """Seal blobs, then decide (the new head), then carry out: all of it, whenever we may be killed."""
+        with self._mutex:
+            key = self._writable()
+            head = self._head()
+            if head.pending:
+                self._finish(head)
+            lines, last = [], head.hash
+            now = _now()
+            for number, entry in enumerate(entries, head.entries):
+                line = _line(entry, number, now, last)
+                last = _line_hash(line)
+                lines.append(line)
+            sealed = dict(head.sealed)
+            for name, data in blobs.items():
+                sealed[name] = secrets.token_hex(8)
+                label = f"{SEALED}/{name}.{sealed[name]}"
+                _write(self.path / label, _seal(key, self.id, label, data), flags=os.O_EXCL)
+            if blobs:
+                _sync_directory(self.path / SEALED)
+            text = b"".join(lines)
+            after = _Head(
+                entries=head.entries + len(lines),
+                length=head.length + len(text),
+                hash=last,
+                sealed=sealed,
+                pending=_Pending(head.length, text.decode(), publish) if lines or publish else None,
+            )
+            self._write_head(after)
+            self._finish(after)
+
+    def _finish(self, head: _Head) -> None:
+        """Carry out what the head has decided and clear away what it does not know; twice does no harm."""
+        whole = head.pending.offset if head.pending else head.length
+        try:
+            size = (self.path / LOG).stat().st_size
+        except FileNotFoundError:
+            raise Damaged(f"{LOG} is missing") from None
+        if size < whole or (size > whole and not head.pending):
+            raise Damaged(f"{LOG} has not the length it was left with: open the vault read-only and audit it")
+        if head.pending:
+            with (self.path / LOG).open("r+b") as log:
+                log.truncate(whole)
+                log.seek(whole)
+                log.write(head.pending.lines.encode())
+                log.flush()
+                os.fsync(log.fileno())
+            if head.pending.publish:
+                _replace(self.path / PUBLIC, _public_text(self._chain()), mode=0o644)
+            self._write_head(replace(head, pending=None))
+        ours = {f"{name}.{version}" for name, version in head.sealed.items()}
+        for name in os.listdir(self.path / SEALED):
+            if _SEALED_FILE.fullmatch(name) and name not in ours:
+                (self.path / SEALED / name).unlink(missing_ok=True)
+
+
+def audit(
+    path: str | Path,
+    *,
+    passphrase: str | None = None,
+    key_file: str | Path | None = None,
+    prompt: Callable[[], str] | None = None,
+) -> list[str]:
+    """All that is wrong with the vault at `path`, also when it is too damaged to be opened."""
+    try:
+        with Vault.open(path, passphrase=passphrase, key_file=key_file, prompt=prompt, readonly=True) as vault:
+            return vault.audit()
+    except Damaged as error:
+        return [str(error)]
+
+
+_OPEN: "weakref.WeakSet[Vault]" = weakref.WeakSet()
+
+
+def _forget_locks() -> None:
+    # A forked child shares its parent's lock: it must not write, nor keep the lock when the parent dies.
+    for vault in _OPEN:
+        if vault._lock is not None:
+            os.close(vault._lock)
+            vault._lock = None
+
+
+os.register_at_fork(after_in_child=_forget_locks)
+
+
+def _acquire(path: Path) -> int:
+    """Take the writer's lock, which the operating system takes back however the process ends."""
+    try:
+        lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise VaultError(f"the vault {path} cannot be written: {error.strerror}") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise VaultBusy(f"another process is writing to the vault {path}: wait for it, or open it read-only") from None
+    return lock
+
+
+def _wrap(key: bytes, vault_id: str, source: KeySource) -> bytes:
+    """The header: how the vault is locked, and its data key locked that way."""
+    salt = secrets.token_bytes(_SALT).hex()
+    lock: dict[str, Any] = {"kind": "key file", "salt": salt}
+    if source.key_file is None:
+        lock = {"kind": "passphrase", "salt": salt, **_SCRYPT}
+    header: dict[str, Any] = {"format": _FORMAT, "id": vault_id, "lock": lock}
+    nonce = secrets.token_bytes(12)
+    wrapped = nonce + AESGCM(_locking_key(lock, source)).encrypt(nonce, key, canonical(header))
+    return _header_text(header | {"wrapped": wrapped.hex()})
+
+
+def _unwrap(header: Mapping[str, Any], source: KeySource) -> bytes:
+    kind = header["lock"]["kind"]
+    if (kind == "key file") != (source.key_file is not None):
+        raise WrongKey(f"this vault is locked with a {kind}")
+    wrapped = bytes.fromhex(header["wrapped"])
+    bound = canonical({name: header[name] for name in ("format", "id", "lock")})
+    try:
+        return AESGCM(_locking_key(header["lock"], source)).decrypt(wrapped[:12], wrapped[12:], bound)
+    except InvalidTag:
+        raise WrongKey(
+            "wrong passphrase" if kind == "passphrase" else f"{source.key_file} is not this vault's key"
+        ) from None
+
+
+def _locking_key(lock: Mapping[str, Any], source: KeySource) -> bytes:
+    salt = bytes.fromhex(lock["salt"])
+    if source.key_file is not None:
+        return HKDF(SHA256(), 32, salt, b"tramark vault key").derive(_read_key_file(source.key_file))
+    if not source.passphrase:
+        raise WrongKey("an empty passphrase protects nothing")
+    # The same passphrase may be typed as different code points on different systems.
+    passphrase = unicodedata.normalize("NFC", source.passphrase).encode()
+    return Scrypt(salt, 32, lock["n"], lock["r"], lock["p"]).derive(passphrase)
+
+
+def _read_key_file(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            if stat.S_IMODE(status.st_mode) & 0o077:
+                raise VaultError(f"the key file {path} can be read by others: chmod 600 it (and consider rotating)")
+            key = file.read(33)
+    except OSError as error:
+        raise NoKey(f"the key file {path} cannot be read: {error.strerror}") from None
+    if len(key) != 32:
+        raise WrongKey(f"{path} is not a key file: it should have 32 bytes")
+    return key
+
+
+def _header_text(header: Mapping[str, Any]) -> bytes:
+    # The checksum is no protection: it tells a damaged file from a wrong passphrase.
+    check = sha256(canonical(header)).hex()
+    return _pretty({**header, "check": check})
+
+
+def _read_header(path: Path) -> dict[str, Any]:
+    try:
+        text = (path / HEADER).read_bytes()
+    except OSError:
+        if (path / HEAD).exists():
+            raise Damaged(f"{HEADER} is missing or cannot be read") from None
+        raise VaultError(f"there is no vault at {path}") from None
+    try:
+        header = json.loads(text)
+        check = header.pop("check")
+        lock = header["lock"]
+        intact = _header_text(header) == text and check == sha256(canonical(header)).hex()
+        known = header["format"] == _FORMAT and lock["kind"] in ("passphrase", "key file")
+        # Limits, lest a forged header make scrypt take all memory.
+        if lock["kind"] == "passphrase":
+            known = known and 2 <= lock["n"] <= 2**20 and 1 <= lock["r"] <= 32 and 1 <= lock["p"] <= 16
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise Damaged(f"{HEADER} was changed") from None
+    if not intact:
+        raise Damaged(f"{HEADER} was changed")
+    if not known:
+        raise VaultError(f"{path} is a vault of a kind that this version does not know")
+    return header  # type: ignore[no-any-return]
+
+
+def _seal(key: bytes, vault_id: str, label: str, data: bytes) -> Iterator[bytes]:
+    """The bytes of a sealed file: chunks, numbered, the last one marked, so that none is moved or cut off."""
+    salt = secrets.token_bytes(_SALT)
+    yield _MAGIC + salt
+    cipher = AESGCM(_file_key(key, vault_id, label, salt))
+    view = memoryview(data)
+    count = max(1, -(-len(view) // _CHUNK))
+    for number in range(count):
+        chunk = view[number * _CHUNK : (number + 1) * _CHUNK]
+        yield cipher.encrypt(_nonce(number, last=number == count - 1), chunk, None)
+
+
+def _unseal(key: bytes, vault_id: str, root: Path, label: str) -> Iterator[bytes]:
+    """The content of a sealed file, chunk by chunk, each of them authentic."""
+    try:
+        with (root / label).open("rb") as file:
+            if file.read(len(_MAGIC)) != _MAGIC:
+                raise InvalidTag
+            cipher = AESGCM(_file_key(key, vault_id, label, file.read(_SALT)))
+            number, chunk = 0, file.read(_CHUNK + _TAG)
+            while True:
+                following = file.read(_CHUNK + _TAG)
+                yield cipher.decrypt(_nonce(number, last=not following), chunk, None)
+                if not following:
+                    return
+                number, chunk = number + 1, following
+    except FileNotFoundError:
+        raise Damaged(f"{label} is missing") from None
+    except InvalidTag:
+        raise Damaged(f"{label} was changed, or is not the file of this name") from None
+
+
+def _file_key(key: bytes, vault_id: str, label: str, salt: bytes) -> bytes:
+    # A key per file: its nonces can simply count, and the name and the vault are bound to the content.
+    return HKDF(SHA256(), 32, salt, b"tramark sealed\0" + vault_id.encode() + b"\0" + label.encode()).derive(key)
+
+
+def _nonce(number: int, *, last: bool) -> bytes:
+    return number.to_bytes(11, "big") + bytes([last])
+
+
+def _line(entry: Entry, number: int, time: str, previous: str) -> bytes:
+    if not isinstance(entry.get("event"), str) or entry.keys() & {"n", "time", "previous"}:
+        raise ValueError("a log entry has an event, and leaves n, time and previous to the vault")
+    return canonical({**entry, "n": number, "time": time, "previous": previous}) + b"\n"
+
+
+def _parse(line: bytes) -> Entry | None:
+    """The entry of a line, if the line is exactly what the vault would have written for it."""
+    try:
+        entry = json.loads(line)
+        exact = canonical(entry) + b"\n" == line
+    except (ValueError, RecursionError):
+        return None
+    known = exact and isinstance(entry, dict) and type(entry.get("n")) is int and "previous" in entry
+    return entry if known else None
+
+
+def _line_hash(line: bytes) -> str:
+    return hashlib.sha256(line.rstrip(b"\n")).hexdigest()
+
+
+def _chain_text(chain: Iterable[tuple[Commitment, list[bytes]]]) -> bytes:
+    """The commitments with the leaves of their top trees, which stay sealed."""
+    return canonical([{"commitment": c.to_dict(), "leaves": [leaf.hex() for leaf in leaves]} for c, leaves in chain])
+
+
+def _read_chain(text: bytes) -> list[tuple[Commitment, list[bytes]]]:
+    return [
+        (Commitment.from_dict(item["commitment"]), [bytes.fromhex(leaf) for leaf in item["leaves"]])
+        for item in json.loads(text)
+    ]
+
+
+def _public_text(chain: Iterable[tuple[Commitment, list[bytes]]]) -> bytes:
+    return _pretty({"commitments": [commitment.to_dict() for commitment, _ in chain]})
+
+
+def _pretty(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, indent=2).encode() + b"\n"
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def _write(path: Path, parts: Iterable[bytes], *, flags: int = os.O_TRUNC, mode: int = 0o600) -> None:
+    """Write a file and wait until the disk has it."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | flags, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        file.writelines(parts)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _replace(path: Path, data: bytes, *, mode: int = 0o600) -> None:
+    """Put a file in the place of another, so that there always is the one or the other."""
+    temporary = path.with_name(path.name + ".tmp")
+    _write(temporary, [data], mode=mode)
+    os.replace(temporary, path)
+    _sync_directory(path.parent)
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

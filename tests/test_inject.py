@@ -1,0 +1,268 @@
+"""Marks must be there, be nobody else's, and touch nothing outside the region."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tramark import Keyring, TraMark
+from tramark.drift import DenseMoment, Drift, SketchedMoment
+from tramark.fleet import Fleet
+from tramark.inject import ClosedForm, GradientSteps, tell_apart, write_directions
+from tramark.region import Places, Subspace
+from tramark.split import GraphRun, WholeRun, split
+from tramark.weights import Layout
+
+CLIENTS = ["a", "b", "c", "d"]
+
+
+def mlp() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 32), nn.ReLU(), nn.Linear(32, 10))
+
+
+def convolutional() -> nn.Module:
+    """With dropout and batch norm, which must both stay out of the way."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Dropout(0.5),
+        nn.Linear(8 * 36, 64),
+        nn.ReLU(),
+        nn.Linear(64, 10),
+    )
+
+
+class Residual(nn.Module):
+    """A value from before the edited layer is used again after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.head = nn.Linear(64, 32), nn.Linear(32, 32), nn.Linear(32, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = F.relu(self.first(x.flatten(1)))
+        out: Tensor = self.head(hidden + F.relu(self.second(hidden)))
+        return out
+
+
+class Untraceable(Residual):
+    """Control flow that depends on the data: torch.fx cannot follow it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x if x.sum() > 1e30 else x + 0)
+
+
+class Tokens(nn.Module):
+    """A linear layer that runs on every position of a sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.mix, self.head = nn.Linear(8, 32), nn.Linear(32, 32), nn.Linear(32, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(F.relu(self.mix(F.relu(self.embed(x[:, 0])))).mean(1))
+        return out
+
+
+def ring(classes: int = 10, **options: object) -> Keyring:
+    return Keyring.generate(
+        clients=CLIENTS,
+        classes=classes,
+        input_shape=(1, 8, 8),
+        secret=b"s" * 32,
+        **options,  # type: ignore[arg-type]
+    )
+
+
+def confidence(server: TraMark, client: str) -> float:
+    key = server.keyring.key(client)
+    inputs = server.keyring.inputs(key, "held-out")
+    with torch.no_grad():
+        said = server.client_model(client)(inputs.flatten(0, 1)).argmax(1).view(inputs.shape[:2])
+    return float((said == torch.tensor(key.answers)[:, None]).float().mean())
+
+
+@pytest.mark.parametrize("make", [mlp, convolutional, Residual, Untraceable, Tokens])
+def test_written_marks_answer_held_out_variants(make: type[nn.Module]) -> None:
+    server = TraMark(make(), ring(questions=8), warmup_rounds=0)
+    assert isinstance(server.fleet.region, Subspace)
+    assert min(confidence(server, client) for client in CLIENTS) > 0.8
+
+
+@pytest.mark.parametrize("layers", [("1",), ("3",), ("5",), ("1", "3"), ("1", "3", "5")])
+def test_any_linear_layers_will_do(layers: tuple[str, ...]) -> None:
+    server = TraMark(mlp(), ring(questions=8), warmup_rounds=0, injection=ClosedForm(layer_names=layers))
+    assert isinstance(server.fleet.region, Subspace)
+    assert len(server.fleet.region.parts) == len(layers)
+    assert min(confidence(server, client) for client in CLIENTS) > 0.7
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_few_classes_and_many_clients(classes: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 64), nn.ReLU(), nn.Linear(64, classes)
+    )
+    names = [f"c{i}" for i in range(30)]
+    keyring = Keyring.generate(clients=names, classes=classes, input_shape=(1, 8, 8), questions=16, secret=b"s" * 32)
+    server = TraMark(model, keyring, warmup_rounds=0)
+    assert min(confidence(server, client) for client in names) > 0.85
+
+
+def test_label_answers_can_be_written_too() -> None:
+    server = TraMark(mlp(), ring(assignment="label"), warmup_rounds=0)
+    for client in CLIENTS:
+        assert confidence(server, client) > 0.9
+
+
+@pytest.mark.parametrize("make", [mlp, convolutional])
+@pytest.mark.parametrize("preset", ["default", "paper", "released"])
+def test_injection_changes_nothing_outside_the_region(make: type[nn.Module], preset: str) -> None:
+    model = make()
+    server = TraMark(model, ring(questions=16), warmup_rounds=0, preset=preset)
+    fleet = server.fleet
+    assert fleet.region is not None
+    torch.testing.assert_close(fleet.base, fleet.layout.flatten(model.state_dict()), atol=0, rtol=0)
+    models = [fleet.weights(client) for client in CLIENTS]
+    assert not torch.equal(models[0], models[1])
+    for weights in models:
+        fleet.region.put(weights, torch.zeros(fleet.region.size))
+        torch.testing.assert_close(weights, models[0], atol=1e-6 * float(fleet.marks.abs().max()), rtol=1e-5)
+    for name, tensor in model.state_dict().items():
+        if name in fleet.layout.buffers:
+            assert torch.equal(tensor, fleet.state("a")[name]), f"{name} must not see the questions"
+
+
+def naive_steps(server: TraMark, client: str, *, rate: float, batch: int | None, summed: bool, passes: int) -> Tensor:
+    """The paper's Algorithm 1, lines 4 to 6, with dense masks."""
+    fleet, keyring = server.fleet, server.keyring
+    assert isinstance(fleet.region, Places)
+    mask = torch.zeros(fleet.layout.size)
+    mask[fleet.region.indices] = 1
+    model = copy.deepcopy(server.model).eval()
+    model.load_state_dict(fleet.state(client))
+    key = keyring.key(client)
+    inputs = keyring.inputs(key, "train").flatten(0, 1)
+    answers = torch.tensor(key.answers).repeat_interleave(keyring.train_variants)
+    total = torch.zeros(fleet.layout.size)
+    for _ in range(passes):
+        for x, y in zip(inputs.split(batch or len(inputs)), answers.split(batch or len(inputs)), strict=True):
+            gradients = torch.autograd.grad(F.cross_entropy(model(x), y), list(model.parameters()))
+            flat = torch.cat([g.flatten() for g in gradients])
+            total = total + flat if summed else flat
+            step = (rate * total * mask).split([p.numel() for p in model.parameters()])
+            with torch.no_grad():
+                for parameter, change in zip(model.parameters(), step, strict=True):
+                    parameter -= change.view_as(parameter)
+    return fleet.layout.flatten(model.state_dict())
+
+
+@pytest.mark.parametrize("summed", [False, True])
+@pytest.mark.parametrize("batch", [None, 32])
+def test_gradient_steps_equal_the_paper(summed: bool, batch: int | None) -> None:
+    steps = GradientSteps(ratio=0.05, rate=0.05, batch_size=batch, summed=summed)
+    server = TraMark(mlp(), ring(), warmup_rounds=10, injection=steps)
+    server.keyring = steps.begin(server.model, server.fleet, server.keyring, server.drift)
+    options = {"rate": 0.05, "batch": batch, "summed": summed, "passes": 5}
+    expected = {client: naive_steps(server, client, **options) for client in CLIENTS}  # type: ignore[arg-type]
+    steps.inject(server.model, server.fleet, server.keyring, server.drift)
+    for client in CLIENTS:
+        torch.testing.assert_close(server.fleet.weights(client), expected[client], atol=1e-6, rtol=1e-5)
+
+
+def test_directions_are_those_of_the_regularised_least_squares_problem() -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(24, 40, generator=generator)
+    owner = torch.arange(6).repeat_interleave(4)
+    member = F.one_hot(owner).float()
+    root = torch.randn(60, 40, generator=generator)
+    moment = DenseMoment(root.T @ root * 40 / root.square().sum(), 0.02)
+    edit = write_directions(inputs, owner, moment, residual=0.1)
+    torch.testing.assert_close((member / 4).T @ inputs @ edit, torch.eye(6), atol=1e-4, rtol=1e-4)
+    basis = torch.linalg.qr(edit).Q
+
+    def off(damping: float) -> float:
+        """How far the naive form's directions, for one λ, are from ours."""
+        gram = inputs.T @ inputs + damping * (moment.matrix + 0.02 * torch.eye(40))
+        naive = torch.linalg.qr(torch.linalg.solve(gram, inputs.T @ member)).Q
+        return float((naive - basis @ (basis.T @ naive)).norm())
+
+    found = [off(10 ** (power / 50)) for power in range(-300, 300)]
+    assert min(found) < 0.02
+    assert max(found) > 0.5
+
+
+def test_a_sketch_solves_like_the_matrix_it_stands_for() -> None:
+    rows = torch.randn(8, 30, generator=torch.Generator().manual_seed(0))
+    right = torch.randn(30, 5, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(
+        SketchedMoment(rows, 0.1).solve(right), DenseMoment(rows.T @ rows, 0.1).solve(right), atol=1e-3, rtol=1e-3
+    )
+
+
+@pytest.mark.parametrize("widest", [8192, 10])
+def test_drift_reveals_which_inputs_a_layer_sees(widest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tramark.drift.WIDEST", widest)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(40, 30), nn.ReLU(), nn.Linear(30, 4))
+    layout = Layout.of(model)
+    drift = Drift(layout, ("0.weight",), sketch=256)
+    used = torch.linalg.qr(torch.randn(40, 5)).Q
+    for _ in range(3):
+        for _ in range(4):
+            inputs = torch.randn(64, 5) @ used.T
+            loss = F.cross_entropy(model(inputs), torch.randint(4, (64,)))
+            gradients = torch.autograd.grad(loss, list(model.parameters()))
+            drift.observe(torch.cat([g.flatten() for g in gradients]))
+        drift.settle()
+    inside = used[:, :1]
+    outside = torch.randn(40, 1)
+    outside -= used @ (used.T @ outside)
+    outside /= outside.norm()
+    moment = drift.moment("0.weight")
+    cost = [float((v.T @ moment.solve(v)).squeeze()) for v in (inside, outside)]
+    assert cost[0] < 5, "a direction that the data uses is expensive to write along"
+    assert cost[1] == pytest.approx(50, rel=0.05), "one that it does not use costs only the ridge"
+
+
+def test_questions_are_chosen_that_can_be_told_apart() -> None:
+    generator = torch.Generator().manual_seed(0)
+    distinct = torch.randn(5, 30, generator=generator)
+    features = distinct.repeat(10, 1) + 0.01 * torch.randn(50, 30, generator=generator)
+    picks = tell_apart(features, SketchedMoment(torch.zeros(1, 30), 1.0), 5)
+    assert sorted(pick % 5 for pick in picks) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(("make", "kind"), [(mlp, GraphRun), (Residual, GraphRun), (Untraceable, WholeRun)])
+def test_a_split_run_equals_the_whole(make: type[nn.Module], kind: type) -> None:
+    model = make().eval()
+    layer = "3" if make is mlp else "second"
+    inputs = torch.randn(6, 1, 8, 8)
+    run = split(model, layer, inputs)
+    assert isinstance(run, kind)
+    with torch.no_grad():
+        torch.testing.assert_close(run.after(run.layer_outputs), model(inputs))
+        twice = run.after(torch.cat([run.layer_outputs, run.layer_outputs + 1]))
+        torch.testing.assert_close(twice[:6], model(inputs))
+        assert not torch.allclose(twice[6:], twice[:6])
+
+
+def test_a_model_without_a_linear_layer_is_told_what_to_do() -> None:
+    with pytest.raises(ValueError, match="region of places"):
+        TraMark(nn.Sequential(nn.Conv2d(1, 10, 8), nn.Flatten()), ring(), warmup_rounds=1)
+    with pytest.raises(ValueError, match="this model has 3, 1, 5"):
+        TraMark(mlp(), ring(), injection=ClosedForm(layer_names=("nope",)))
+
+
+def test_fleet_is_no_bigger_than_it_must_be() -> None:
+    server = TraMark(mlp(), ring(questions=16), warmup_rounds=0)
+    assert server.fleet.marks.shape == (4, 32 * 16)
+    assert isinstance(server.fleet, Fleet)

@@ -1,0 +1,177 @@
+"""The server round by round: warm-up, marks for all, refusals, and going on after a stop."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tramark import Keyring, TraMark
+from tramark.fleet import UpdateError
+from tramark.methods import FedAvg
+
+CLIENTS = ["a", "b", "c"]
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 24), nn.ReLU(), nn.Linear(24, 10)
+    )
+
+
+def server(preset: str = "default", warmup: int = 2) -> TraMark:
+    keyring = Keyring.generate(clients=CLIENTS, classes=10, input_shape=(1, 8, 8), questions=16, secret=b"s" * 32)
+    return TraMark(model(), keyring, warmup_rounds=warmup, preset=preset, ratio=0.05)
+
+
+def trained(state: dict[str, Tensor], seed: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: t + 0.05 * torch.randn(t.shape, generator=generator) if t.is_floating_point() else t + 1
+        for name, t in state.items()
+    }
+
+
+def play(federation: TraMark | FedAvg, rounds: int) -> None:
+    for _ in range(rounds):
+        outgoing = federation.dispatch()
+        federation.collect({c: trained(s, federation.round * 10 + i) for i, (c, s) in enumerate(outgoing.items())})
+
+
+@pytest.mark.parametrize("preset", ["default", "paper", "released"])
+@pytest.mark.parametrize("stop", [1, 2, 3])
+def test_resuming_is_bitwise(preset: str, stop: int) -> None:
+    whole, first = server(preset), server(preset)
+    play(whole, 5)
+    play(first, stop)
+    second = server(preset)
+    second.load_state_dict(first.state_dict())
+    play(second, 5 - stop)
+    for client in CLIENTS:
+        one, other = whole.dispatch()[client], second.dispatch()[client]
+        assert all(torch.equal(one[name], other[name]) for name in one)
+    assert second.keyring == whole.keyring
+    assert second.round == 5
+
+
+def test_warm_up_is_fedavg() -> None:
+    ours, plain = server(warmup=3), FedAvg(model(), CLIENTS)
+    play(ours, 2)
+    play(plain, 2)
+    assert not ours.marked
+    for name, tensor in plain.dispatch()["b"].items():
+        assert torch.equal(tensor, ours.dispatch()["b"][name])
+    play(ours, 1)
+    assert ours.marked
+
+
+def test_the_base_of_a_marked_federation_is_fedavgs() -> None:
+    """Updates are averaged with the marks taken off: were clients' updates the same, so would be the base."""
+    ours, plain = server(warmup=1), FedAvg(model(), CLIENTS)
+    for federation in (ours, plain):
+        play(federation, 4)
+    torch.testing.assert_close(ours.fleet.base, plain.fleet.base, atol=1e-5, rtol=1e-5)
+
+
+def test_all_clients_are_marked_sampled_or_not() -> None:
+    federation = server(warmup=1)
+    play(federation, 1)
+    federation.collect({"b": trained(federation.dispatch(["b"])["b"], 1)})
+    keyring = federation.keyring
+    for client in CLIENTS:
+        key = keyring.key(client)
+        inputs = keyring.inputs(key, "held-out")
+        with torch.no_grad():
+            said = federation.client_model(client)(inputs.flatten(0, 1)).argmax(1).view(inputs.shape[:2])
+        assert (said == torch.tensor(key.answers)[:, None]).float().mean() > 0.9
+
+
+def test_a_bad_update_costs_the_round_that_client_and_nothing_else() -> None:
+    federation, reference = server(), server()
+    outgoing = federation.dispatch()
+    incoming = {c: trained(s, i) for i, (c, s) in enumerate(outgoing.items())}
+    reference.collect({c: incoming[c] for c in ("a", "c")})
+    incoming["b"]["1.weight"][0, 0] = float("inf")
+    report = federation.collect(incoming)
+    assert report.used == ("a", "c")
+    assert "1.weight holds NaN" in report.refused["b"]
+    assert torch.equal(federation.fleet.base, reference.fleet.base)
+    assert federation.round == 1
+
+
+@pytest.mark.parametrize("preset", ["default", "paper"])
+def test_a_strict_round_fails_whole_and_can_be_collected_again(preset: str) -> None:
+    federation = server(preset, warmup=1)
+    play(federation, 2)
+    before = federation.state_dict()
+    incoming = {c: trained(s, i) for i, (c, s) in enumerate(federation.dispatch().items())}
+    bad = incoming | {"c": {}}
+    with pytest.raises(UpdateError, match="'c' refused: missing"):
+        federation.collect(bad, strict=True)
+    after = federation.state_dict()
+    assert after["round"] == before["round"]
+    for part in ("fleet", "drift"):
+        assert all(torch.equal(before[part][name], after[part][name]) for name in before[part])
+    assert federation.collect(incoming, strict=True).used == tuple(CLIENTS)
+
+
+def test_a_stream_that_breaks_off_changes_nothing() -> None:
+    federation = server("paper", warmup=1)
+    play(federation, 2)
+    before = federation.fleet.state_dict()
+
+    def broken() -> Iterator[tuple[str, dict[str, Tensor]]]:
+        yield "a", trained(federation.dispatch()["a"], 0)
+        raise ConnectionError("the network is down")
+
+    with pytest.raises(ConnectionError):
+        federation.collect(broken())
+    assert all(torch.equal(before[name], tensor) for name, tensor in federation.fleet.state_dict().items())
+
+
+def test_weights_matter_and_must_be_known() -> None:
+    federation = server()
+    incoming = {c: trained(s, i) for i, (c, s) in enumerate(federation.dispatch().items())}
+    report = federation.collect(incoming, weights={"a": 3, "b": 1})
+    assert report.used == ("a", "b")
+    assert report.refused == {"c": "its number of samples is not known"}
+    mean = (3 * incoming["a"]["1.weight"].double() + incoming["b"]["1.weight"].double()) / 4
+    torch.testing.assert_close(federation.fleet.state()["1.weight"].double(), mean, atol=1e-6, rtol=1e-6)
+
+
+def test_joining_in_the_middle_and_leaving() -> None:
+    federation = server(warmup=1)
+    play(federation, 2)
+    keys = {c: federation.keyring.key(c) for c in CLIENTS}
+    federation.join("late")
+    assert all(federation.keyring.key(c) == keys[c] for c in CLIENTS)
+    key = federation.keyring.key("late")
+    inputs = federation.keyring.inputs(key, "held-out")
+    with torch.no_grad():
+        said = federation.client_model("late")(inputs.flatten(0, 1)).argmax(1).view(inputs.shape[:2])
+    assert (said == torch.tensor(key.answers)[:, None]).float().mean() > 0.9
+    federation.leave("a")
+    assert list(federation.dispatch()) == ["b", "c", "late"]
+    play(federation, 1)
+    again = server(warmup=1)
+    again.load_state_dict(federation.state_dict())
+    assert again.keyring == federation.keyring
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ratio": 1.0}, "between 0 and 1"),
+        ({"warmup_rounds": -1}, "fewer than none"),
+        ({"preset": "x"}, "unknown preset"),
+    ],
+)
+def test_bad_settings_are_refused(options: dict[str, float], message: str) -> None:
+    keyring = Keyring.generate(clients=CLIENTS, classes=10, input_shape=(1, 8, 8))
+    with pytest.raises(ValueError, match=message):
+        TraMark(model(), keyring, **options)  # type: ignore[arg-type]
+
+
+def test_the_secret_is_not_in_a_checkpoint() -> None:
+    assert (b"s" * 32).hex() not in repr(server().state_dict())
