@@ -161,7 +161,7 @@ def naive_steps(server: TraMark, client: str, *, rate: float, batch: int | None,
             step = (rate * total * mask).split([p.numel() for p in model.parameters()])
             with torch.no_grad():
                 for parameter, change in zip(model.parameters(), step, strict=True):
-                    parameter -= change.view_as(parameter)
+                    parameter.sub_(change.view_as(parameter))
     return fleet.layout.flatten(model.state_dict())
 
 

@@ -20,10 +20,11 @@ from tramark.federation.client import LocalTraining, accuracy, predict
 from tramark.federation.metrics import answers_of_all, judge, task_accuracy, traceability
 from tramark.federation.run import Settings, prepare, run
 from tramark.federation.simulator import Simulation
+from tramark.inject import ClosedForm
 from tramark.models import build
 from tramark.triggers import Tokens
 
-SMALL = {"data": "digits", "model": "cnn", "clients": 4, "samples_per_client": 120, "local_epochs": 1}
+SMALL: dict[str, Any] = {"data": "digits", "model": "cnn", "clients": 4, "samples_per_client": 120, "local_epochs": 1}
 OPTIONS = [word for name, value in SMALL.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
 
@@ -52,7 +53,7 @@ def test_a_run_writes_all_it_promises_and_its_models_are_traced(tmp_path: Path) 
     assert len((out / "metrics.jsonl").read_text().splitlines()) == 8
     assert json.loads((out / "config.json").read_text())["warmup"] == 5
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
-    simulation = prepare(Settings(**SMALL, rounds=8, warmup=5))  # type: ignore[arg-type]
+    simulation = prepare(Settings(**SMALL, rounds=8, warmup=5))
     keyring = simulation.keyring
     assert keyring is not None
     chosen = _chosen(out)
@@ -90,7 +91,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path: Path, me
 
 
 def test_starting_from_anothers_warm_up_equals_warming_up(tmp_path: Path) -> None:
-    settings = Settings(**SMALL, rounds=4, warmup=2)  # type: ignore[arg-type]
+    settings = Settings(**SMALL, rounds=4, warmup=2)
     run(settings, tmp_path / "first")
     run(settings, tmp_path / "second", warm_from=tmp_path / "first")
     assert same(tmp_path / "first" / "models", tmp_path / "second" / "models")
@@ -132,7 +133,7 @@ def test_an_unwritable_folder(
 def test_a_corrupt_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = Settings(**SMALL, rounds=2, warmup=1)  # type: ignore[arg-type]
+    settings = Settings(**SMALL, rounds=2, warmup=1)
     run(settings, tmp_path / "run")
     checkpoint = tmp_path / "run" / "checkpoint.safetensors"
     whole = checkpoint.read_bytes()
@@ -213,7 +214,7 @@ def test_a_model_without_a_mark_is_not_traced() -> None:
 
 
 def test_more_clients_than_labels_with_label_answers_get_virtual_classes() -> None:
-    settings = Settings(**SMALL | {"clients": 12, "samples_per_client": 50}, rounds=2, warmup=1, answers="label")  # type: ignore[arg-type]
+    settings = Settings(**SMALL | {"clients": 12, "samples_per_client": 50}, rounds=2, warmup=1, answers="label")
     simulation = prepare(Settings(**vars(settings) | {"triggers": "waffle"}))
     assert simulation.method.fleet.state()["fc2.weight"].shape[0] == 12
     simulation.step()
@@ -223,7 +224,7 @@ def test_more_clients_than_labels_with_label_answers_get_virtual_classes() -> No
 def test_sampled_clients_train_and_all_are_traced() -> None:
     simulation = prepare(
         Settings(**SMALL | {"clients": 10, "samples_per_client": 60}, rounds=4, warmup=1, sample_fraction=0.3)
-    )  # type: ignore[arg-type]
+    )
     lines = [simulation.step() for _ in range(3)]
     assert [line["clients"] for line in lines] == [3, 3, 3]
     assert lines[-1]["vr"] == 1.0
@@ -239,12 +240,13 @@ def test_tables_and_text(kind: str) -> None:
         model = build("mlp", input_shape=(20,), classes=2, seed=0)
         keyring = Keyring.generate(clients=["a", "b"], classes=2, input_shape=(20,), questions=40)
     else:
-        tokens = torch.randint(2, 300, (400, 24), generator=generator) // (1 + labels[:, None])
+        tokens = torch.randint(2, 150, (400, 24), generator=generator) + 150 * labels[:, None]
         dataset = Dataset("toy", tokens, labels, tokens, labels, classes=2, kind="text", vocabulary=300)
         model = build("text", input_shape=(24,), classes=2, vocabulary=300, seed=0)
         keyring = Keyring.generate(clients=["a", "b"], classes=2, triggers=Tokens(24, vocabulary=300), questions=40)
     parts = [torch.arange(200), torch.arange(200, 400)]
-    simulation = Simulation(TraMark(model, keyring, warmup_rounds=2), dataset, parts, LocalTraining(epochs=4, lr=0.1))
+    server = TraMark(model, keyring, warmup_rounds=2, injection=ClosedForm(margin=2))
+    simulation = Simulation(server, dataset, parts, LocalTraining(epochs=5, batch_size=16))
     for _ in range(4):
         line = simulation.step()
     assert line["vr"] == 1.0

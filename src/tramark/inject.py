@@ -300,7 +300,8 @@ def write_directions(inputs: Tensor, owner: Tensor, moment: Moment, residual: fl
     edit: Tensor = solved @ (vectors @ (rotated / (spectrum + damping)[:, None])) / scale
     # The same directions in other coordinates: a question's mean variant moves its own column by one, no other.
     response = (member / member.sum(0)).T @ columns.T @ edit
-    return edit @ torch.linalg.pinv(response, rtol=1e-4)
+    edit = edit @ torch.linalg.pinv(response, rtol=1e-4)
+    return edit
 
 
 def tell_apart(features: Tensor, moment: Moment, count: int) -> list[int]:
