@@ -31,7 +31,7 @@ MAY_KNOW |= {
     "models": set(),
     "tracing": CORE | {"models", "commitment", "vault"},
     "methods": CORE,
-    "federation": CORE | {"data", "models", "methods", "tracing", "vault"},
+    "federation": CORE | {"commitment", "data", "models", "methods", "tracing", "vault"},
     "cli": CORE | {"data", "models", "methods", "tracing", "federation", "vault", "commitment"},
 }
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
@@ -23,6 +22,7 @@ from tramark.federation.simulator import Simulation
 from tramark.inject import ClosedForm
 from tramark.models import build
 from tramark.triggers import Tokens
+from tramark.vault import Vault
 
 SMALL: dict[str, Any] = {"data": "digits", "model": "cnn", "clients": 4, "samples_per_client": 120, "local_epochs": 1}
 OPTIONS = [word for name, value in SMALL.items() for word in (f"--{name.replace('_', '-')}", str(value))]
@@ -53,20 +53,15 @@ def test_a_run_writes_all_it_promises_and_its_models_are_traced(tmp_path: Path) 
     assert len((out / "metrics.jsonl").read_text().splitlines()) == 8
     assert json.loads((out / "config.json").read_text())["warmup"] == 5
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
-    simulation = prepare(Settings(**SMALL, rounds=8, warmup=5))
-    keyring = simulation.keyring
-    assert keyring is not None
-    chosen = _chosen(out)
+    with Vault.open(out / "vault") as vault:
+        assert vault.audit() == []
+        keyring = vault.keyring
+        assert sum(entry["event"] == "issued" for entry in vault.log()) == 8 * 4
     for client, state in models(out / "models").items():
         model = build("cnn", input_shape=(1, 8, 8), classes=10)
         model.load_state_dict(state)
-        verdict = trace(model, keyring.choose(chosen))
+        verdict = trace(model, keyring)
         assert verdict.clients == (client,)
-
-
-def _chosen(out: Path) -> list[int]:
-    with safe_open(out / "checkpoint.safetensors", framework="pt") as file:
-        return list(json.loads(file.metadata()["plain"])["chosen"])
 
 
 @pytest.mark.parametrize("method", ["tramark", "fedavg"])
@@ -133,16 +128,21 @@ def test_an_unwritable_folder(
 def test_a_corrupt_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = Settings(**SMALL, rounds=2, warmup=1)
-    run(settings, tmp_path / "run")
-    checkpoint = tmp_path / "run" / "checkpoint.safetensors"
-    whole = checkpoint.read_bytes()
-    words = ["run", *OPTIONS, "--rounds", "2", "--warmup", "1", "--out", str(tmp_path / "run")]
-    assert _fails(words, monkeypatch, capsys, "holds a run already")
+    plain, marked = tmp_path / "plain", tmp_path / "marked"
+    run(Settings(**SMALL, rounds=2, warmup=1, method="fedavg"), plain)
+    run(Settings(**SMALL, rounds=2, warmup=1), marked)
+    words = ["run", *OPTIONS, "--rounds", "2", "--warmup", "1"]
+    assert _fails([*words, "--out", str(marked)], monkeypatch, capsys, "holds a run already")
+    whole = (plain / "checkpoint.safetensors").read_bytes()
     for broken in (whole[:1000], b"", os.urandom(200)):
-        checkpoint.write_bytes(broken)
-        assert _fails([*words, "--resume"], monkeypatch, capsys, "is not a checkpoint of this run")
-    assert _fails([*words, "--resume", "--seed", "7"], monkeypatch, capsys, "other settings: seed 0, not 7")
+        (plain / "checkpoint.safetensors").write_bytes(broken)
+        resume = [*words, "--method", "fedavg", "--out", str(plain), "--resume"]
+        assert _fails(resume, monkeypatch, capsys, "not a checkpoint of this run")
+    other = [*words, "--out", str(marked), "--resume", "--seed", "7"]
+    assert _fails(other, monkeypatch, capsys, "other settings: seed 0, not 7")
+    sealed = next((marked / "vault" / "sealed").glob("server.*"))
+    sealed.write_bytes(sealed.read_bytes()[:-1])
+    assert _fails([*words, "--out", str(marked), "--resume"], monkeypatch, capsys, "server")
 
 
 def _fails(words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], message: str) -> bool:
@@ -171,7 +171,7 @@ def marked_server(assignment: str = "code") -> TraMark:
 @pytest.mark.parametrize("preset", ["default", "paper"])
 def test_what_models_share_is_run_once_with_the_same_result(preset: str) -> None:
     model = build("cnn", input_shape=(1, 8, 8), classes=10, seed=0)
-    keyring = Keyring.generate(clients=["a", "b"], classes=10, input_shape=(1, 8, 8), questions=16)
+    keyring = Keyring.generate(clients=["a", "b"], classes=10, input_shape=(1, 8, 8), questions=16, secret=b"s" * 32)
     server = TraMark(model, keyring, warmup_rounds=0, preset=preset)
     inputs = torch.randn(5, 1, 8, 8)
     together = answers_of_all(server.model, server.fleet, inputs)
@@ -238,18 +238,20 @@ def test_tables_and_text(kind: str) -> None:
         inputs = torch.randn(400, 20, generator=generator) + labels[:, None]
         dataset = Dataset("toy", inputs, labels, inputs, labels, classes=2, kind="tabular")
         model = build("mlp", input_shape=(20,), classes=2, seed=0)
-        keyring = Keyring.generate(clients=["a", "b"], classes=2, input_shape=(20,), questions=40)
+        keyring = Keyring.generate(clients=["a", "b"], classes=2, input_shape=(20,), questions=40, secret=b"s" * 32)
     else:
         tokens = torch.randint(2, 150, (400, 24), generator=generator) + 150 * labels[:, None]
         dataset = Dataset("toy", tokens, labels, tokens, labels, classes=2, kind="text", vocabulary=300)
         model = build("text", input_shape=(24,), classes=2, vocabulary=300, seed=0)
-        keyring = Keyring.generate(clients=["a", "b"], classes=2, triggers=Tokens(24, vocabulary=300), questions=40)
+        keyring = Keyring.generate(
+            clients=["a", "b"], classes=2, triggers=Tokens(24, vocabulary=300), questions=40, secret=b"s" * 32
+        )
     parts = [torch.arange(200), torch.arange(200, 400)]
     server = TraMark(model, keyring, warmup_rounds=2, injection=ClosedForm(margin=2))
     simulation = Simulation(server, dataset, parts, LocalTraining(epochs=5, batch_size=16))
     for _ in range(4):
         line = simulation.step()
-    assert line["vr"] == 1.0
+    assert line["confidence"] > 0.9
     assert line["ma"] > 0.8
     assert task_accuracy(simulation.method, dataset) == {
         "a": line["per_client"]["a"]["ma"],

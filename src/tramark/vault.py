@@ -308,6 +308,12 @@ class Vault:
             self._keyring = version, Keyring.from_dict(plain, images=self._images)
         return self._keyring[1]
 
+    @property
+    def sealed_keyring(self) -> dict[str, Any]:
+        """The keyring as plain values, for when its questions' images must be found first. Secret."""
+        plain: dict[str, Any] = json.loads(self._get(KEYRING))
+        return plain
+
     def save_keyring(self, keyring: "Keyring") -> None:
         """Keep a keyring in which clients joined or left, or other questions of the pool were chosen.
 

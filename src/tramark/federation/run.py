@@ -1,15 +1,15 @@
 """One simulated federation from a handful of settings to a folder of results.
 
 The folder holds `config.json`, `metrics.jsonl` (a line a round), `summary.json`, the clients' models as they were
-last issued (`models/`) and as their clients last had them (`trained/`), a checkpoint to resume from, and a picture of
-the curves.
+last issued (`models/`) and as their clients last had them (`trained/`), a picture of the curves, and the vault, in
+which the server's state is sealed after each round (plain FedAvg has no secrets: its state is a file beside it).
 """
 
 import hashlib
 import json
-import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,14 +19,19 @@ import torch
 from tramark import data, models
 from tramark.data import Dataset
 from tramark.federation import partition
-from tramark.federation.checkpoint import load_checkpoint, save_checkpoint, warm_start, write_tensors
+from tramark.federation.checkpoint import dump, restore, save_warm_up, warm_start, write, write_model
 from tramark.federation.client import LocalTraining
+from tramark.federation.journal import go_on, record_round
 from tramark.federation.simulator import Simulation
 from tramark.keys import Assignment, Keyring
 from tramark.methods import FedAvg, Method
 from tramark.server import TraMark
 from tramark.triggers import LabelledImages, Patterns, Tokens, Triggers, Vectors, WafflePatterns
+from tramark.vault import KeySource, Vault, default_key_file, make_key_file
 from tramark.weights import extend_head
+
+MODEL = "model"
+"""The vault's note of which architecture its models have."""
 
 TriggerKind = Literal["auto", "patterns", "waffle", "mnist", "svhn"]
 
@@ -138,51 +143,98 @@ def run(
     warm_from: Path | None = None,
     data_dir: Path | None = None,
     device: torch.device | None = None,
+    key: KeySource | None = None,
     on_round: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
-    """Run a federation and write everything about it to `out`; gives the summary."""
-    checkpoint = out / "checkpoint.safetensors"
-    earlier = _start(settings, out, checkpoint, resume)
+    """Run a federation and write everything about it to `out`; gives the summary.
+
+    `key` opens the vault; without it, a key file beside the vault is used, and made for a new run.
+    """
+    earlier = _start(settings, out, resume)
     simulation = prepare(settings, data_dir=data_dir, device=device)
     method = simulation.method
-    if resume:
-        load_checkpoint(checkpoint, method)
-    elif warm_from is not None:
-        warm_start(warm_from / "warmup.safetensors", method)
-    metrics = [line for line in earlier if line["round"] <= method.round]
-    _write_lines(out / "metrics.jsonl", metrics)
-    for line in metrics:
-        if on_round:
-            on_round(line)
-    while method.round < settings.rounds:
-        began = time.perf_counter()
-        last = method.round + 1 == settings.rounds
-        line = simulation.step(keep=last) | {"seconds": 0.0}
-        line["seconds"] = round(time.perf_counter() - began, 3)
-        metrics.append(line)
-        for client, state in simulation.trained.items():
-            write_tensors(out / "trained" / f"{client}.safetensors", state)
-        # Metrics first: a line without its checkpoint is cut off on resuming, a round without its line would be lost.
+    with _keeper(simulation, settings, out, resume, key) as keep:
+        if resume:
+            keep.go_on()
+        elif warm_from is not None:
+            warm_start(warm_from / "warmup.safetensors", method)
+        metrics = [line for line in earlier if line["round"] <= method.round]
         _write_lines(out / "metrics.jsonl", metrics)
-        save_checkpoint(checkpoint, method)
-        if method.round == settings.warmup:
-            shutil.copyfile(checkpoint, out / "warmup.safetensors")
-        if on_round:
-            on_round(line)
+        for line in metrics:
+            if on_round:
+                on_round(line)
+        while method.round < settings.rounds:
+            began = time.perf_counter()
+            line = simulation.step(keep=method.round + 1 == settings.rounds)
+            metrics.append(line | {"seconds": round(time.perf_counter() - began, 3)})
+            # Metrics first: a line without its state is cut off on resuming, a round without its line would be lost.
+            _write_lines(out / "metrics.jsonl", metrics)
+            for client, state in simulation.trained.items():
+                write_model(out / "trained" / f"{client}.safetensors", state)
+            keep.record()
+            if method.round == settings.warmup:
+                save_warm_up(out / "warmup.safetensors", method)
+            if on_round:
+                on_round(metrics[-1])
     for client, state in method.dispatch().items():
-        write_tensors(out / "models" / f"{client}.safetensors", state)
+        write_model(out / "models" / f"{client}.safetensors", state)
     summary = _summary(simulation, metrics)
     _write_json(out / "summary.json", summary)
     return summary
 
 
-def _start(settings: Settings, out: Path, checkpoint: Path, resume: bool) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class _Keeper:
+    """Where the server's state is kept: in the vault or, for a method without secrets, in a file."""
+
+    method: Method
+    vault: Vault | None
+    file: Path
+
+    def record(self) -> None:
+        if self.vault is not None and isinstance(self.method, TraMark):
+            record_round(self.vault, self.method)
+        else:
+            write(self.file, dump(self.method))
+
+    def go_on(self) -> None:
+        if self.vault is not None and isinstance(self.method, TraMark):
+            go_on(self.vault, self.method)
+        elif self.file.exists():
+            restore(self.file.read_bytes(), self.method)
+
+
+@contextmanager
+def _keeper(
+    simulation: Simulation, settings: Settings, out: Path, resume: bool, key: KeySource | None
+) -> Iterator[_Keeper]:
+    file, method = out / "checkpoint.safetensors", simulation.method
+    if not isinstance(method, TraMark):
+        yield _Keeper(method, None, file)
+        return
+    place = out / "vault"
+    if key is None:
+        beside = default_key_file(place)
+        key = KeySource(key_file=beside if beside.exists() else make_key_file(beside))
+    triggers = method.keyring.triggers
+    images = (triggers.images, triggers.labels) if isinstance(triggers, LabelledImages) else None
+    if resume:
+        vault = Vault.open(place, passphrase=key.passphrase, key_file=key.key_file, images=images)
+    else:
+        vault = Vault.create(place, method.keyring, passphrase=key.passphrase, key_file=key.key_file)
+        described = {"model": settings.model, "input_shape": simulation.dataset.input_shape}
+        vault.put(MODEL, json.dumps(described | {"classes": method.keyring.classes}).encode())
+    with vault:
+        yield _Keeper(method, vault, file)
+
+
+def _start(settings: Settings, out: Path, resume: bool) -> list[dict[str, Any]]:
     """Make or check the folder; gives the metrics of the rounds that are done."""
     config = out / "config.json"
     try:
         out.mkdir(parents=True, exist_ok=True)
         if not resume:
-            if checkpoint.exists():
+            if config.exists():
                 raise SettingError(f"{out} holds a run already: use --resume to go on with it, or another folder")
             _write_json(config, asdict(settings))
             return []

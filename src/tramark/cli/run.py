@@ -1,61 +1,24 @@
-"""The command line: parse, call, show."""
+"""`tramark run` and `tramark demo`: simulate a federation and show how it went."""
 
 import json
-import sys
-from enum import StrEnum
+import shutil
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-from tramark import __version__, data, models
+from tramark import models
+from tramark.cli.common import DataDir, KeyFile, console, device_named, interactive, key_for
+from tramark.cli.trace import trace_suspect
 from tramark.federation.picture import draw_curves
-from tramark.federation.run import SettingError, Settings
+from tramark.federation.run import Settings, TriggerKind
 from tramark.federation.run import run as run_federation
 from tramark.inject import PRESETS
-
-app = typer.Typer(
-    help="Find out who leaked a federation's model.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-data_app = typer.Typer(help="The data sets that can be trained on.", no_args_is_help=True)
-app.add_typer(data_app, name="data")
-console = Console(stderr=True)
+from tramark.vault import KeySource, NoKey, default_key_file
 
 
-class MethodName(StrEnum):
-    tramark = "tramark"
-    fedavg = "fedavg"
-
-
-class AnswersName(StrEnum):
-    code = "code"
-    label = "label"
-
-
-class TriggersName(StrEnum):
-    auto = "auto"
-    patterns = "patterns"
-    waffle = "waffle"
-    mnist = "mnist"
-    svhn = "svhn"
-
-
-class SplitName(StrEnum):
-    iid = "iid"
-    dirichlet = "dirichlet"
-
-
-DataDir = Annotated[Path | None, typer.Option(help="Folder with data files, looked into before any download.")]
-
-
-@app.command()
 def run(
     out: Annotated[Path, typer.Option(help="Folder for the results.")],
     data: Annotated[
@@ -71,20 +34,20 @@ def run(
     ratio: Annotated[
         float, typer.Option(help="The region's share k of the weights (presets paper and released).")
     ] = 0.01,
-    method: Annotated[MethodName, typer.Option(help="How the server works.")] = MethodName.tramark,
+    method: Annotated[Literal["tramark", "fedavg"], typer.Option(help="How the server works.")] = "tramark",
     preset: Annotated[str, typer.Option(help=f"How marks are made: {', '.join(PRESETS)}.")] = "default",
     answers: Annotated[
-        AnswersName, typer.Option(help="Secret codewords, or the paper's one label per client.")
-    ] = AnswersName.code,
+        Literal["code", "label"], typer.Option(help="Secret codewords, or the paper's one label per client.")
+    ] = "code",
     questions: Annotated[
         int | None,
         typer.Option(help="Questions per model (code answers); as many as the bound wants, unless told."),
     ] = None,
     triggers: Annotated[
-        TriggersName,
+        TriggerKind,
         typer.Option(help="What questions are made of; auto: patterns for codes, MNIST for labels."),
-    ] = TriggersName.auto,
-    split: Annotated[SplitName, typer.Option(help="How samples are spread over clients.")] = SplitName.iid,
+    ] = "auto",
+    split: Annotated[Literal["iid", "dirichlet"], typer.Option(help="How samples are spread over clients.")] = "iid",
     gamma: Annotated[float, typer.Option(help="Dirichlet parameter: smaller is less alike.")] = 0.5,
     samples_per_client: Annotated[
         int | None, typer.Option(help="Samples of each client; all there are, unless told.")
@@ -101,13 +64,14 @@ def run(
     warm_from: Annotated[
         Path | None, typer.Option(help="Folder of another run whose warm-up this one starts from, to compare methods.")
     ] = None,
+    key_file: KeyFile = None,
     data_dir: DataDir = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, mps … or auto.")] = "auto",
 ) -> None:
     """Simulate a federation in which every client's model carries its own mark.
 
     Writes config.json, metrics.jsonl, summary.json, curves.png, the clients' models as safetensors (as issued:
-    models/, as trained by the clients: trained/) and a checkpoint to the folder, and prints the summary.
+    models/, as trained by the clients: trained/) and the vault that traces them to the folder; prints the summary.
     """
     settings = Settings(
         data=data,
@@ -116,12 +80,12 @@ def run(
         rounds=rounds,
         warmup=rounds // 2 if warmup is None else warmup,
         ratio=ratio,
-        method=method.value,
+        method=method,
         preset=preset,
-        answers=answers.value,
+        answers=answers,
         questions=questions,
-        triggers=triggers.value,
-        split=split.value,
+        triggers=triggers,
+        split=split,
         gamma=gamma,
         samples_per_client=samples_per_client,
         local_epochs=local_epochs,
@@ -130,7 +94,10 @@ def run(
         sample_fraction=sample_fraction,
         seed=seed,
     )
-    summary = _run(settings, out, resume=resume, warm_from=warm_from, data_dir=data_dir, device=_device(device))
+    key = _key(out, key_file) if method == "tramark" else None
+    summary = _run(
+        settings, out, resume=resume, warm_from=warm_from, data_dir=data_dir, device=device_named(device), key=key
+    )
     typer.echo(json.dumps({k: v for k, v in summary.items() if k != "per_client"}, indent=2))
 
 
@@ -142,6 +109,7 @@ def _run(
     warm_from: Path | None = None,
     data_dir: Path | None = None,
     device: torch.device | None = None,
+    key: KeySource | None = None,
 ) -> dict[str, Any]:
     """Run with a progress bar, and draw the curves."""
     lines: list[dict[str, Any]] = []
@@ -161,7 +129,14 @@ def _run(
             progress.update(task, completed=line["round"], state=f"MA {100 * line['ma']:.1f} %{traced}")
 
         summary = run_federation(
-            settings, out, resume=resume, warm_from=warm_from, data_dir=data_dir, device=device, on_round=show
+            settings,
+            out,
+            resume=resume,
+            warm_from=warm_from,
+            data_dir=data_dir,
+            device=device,
+            key=key,
+            on_round=show,
         )
     title = f"{settings.data}, {settings.model}, {settings.clients} clients, {settings.method}"
     warmup = settings.warmup if settings.method == "tramark" else None
@@ -170,55 +145,33 @@ def _run(
     return summary
 
 
-@data_app.command("list")
-def data_list() -> None:
-    """Show which data sets there are, and which are here already."""
-    table = Table("name", "what", "classes", "cached")
-    for entry in data.available():
-        table.add_row(entry.name, entry.what, str(entry.classes), "yes" if entry.cached else "")
-    Console().print(table)
-
-
-@data_app.command("get")
-def data_get(name: Annotated[str, typer.Argument(help="A name from `tramark data list`.")]) -> None:
-    """Fetch a data set from whichever source answers, check it, and keep it."""
-    with console.status(f"fetching {name}"):
-        path = data.get(name)
-    typer.echo(path)
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(__version__)
-        raise typer.Exit
-
-
-@app.callback()
-def _common(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False,
-) -> None:
-    pass
-
-
-def _device(name: str) -> torch.device:
-    if name != "auto":
-        try:
-            return torch.empty(0, device=name).device
-        except RuntimeError as error:
-            raise SettingError(f"no device {name!r} here: {str(error).splitlines()[0]}") from None
-    return torch.accelerator.current_accelerator() or torch.device("cpu")
-
-
-def main() -> None:
-    """Run the command line; what a user can mend is one line on stderr and exit code 2."""
+def _key(out: Path, key_file: Path | None) -> KeySource | None:
+    """The key of a run's vault; None lets the run make a key file."""
+    place = out / "vault"
     try:
-        app()
-    except (ValueError, KeyError, OSError) as error:
-        console.print(
-            f"tramark: {' '.join(str(error).split())}",
-            style="red",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
-        sys.exit(2)
+        return key_for(place, key_file, new=not place.exists())
+    except NoKey:
+        if not interactive() and not place.exists():
+            console.print(f"no passphrase given: the vault's key goes to {default_key_file(place)}", highlight=False)
+        return None
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the results; replaced if it holds an earlier demo.")] = Path(
+        "demo"
+    ),
+    leaker: Annotated[int, typer.Option(help="Which of the ten clients leaks its model.")] = 3,
+) -> None:
+    """Train ten clients, let one of them leak the model it trained, and find out who it was."""
+    if (out / "summary.json").exists():
+        shutil.rmtree(out)
+    settings = Settings(data="auto", rounds=12, warmup=8, samples_per_client=300, local_epochs=2, seed=0)
+    console.rule("ten clients train together")
+    summary = _run(settings, out, key=None)
+    console.print(f"every client's own model: MA {100 * summary['ma']:.1f} %, VR {summary['vr']:.2f}", highlight=False)
+    suspect = out / "leaked.safetensors"
+    shutil.copyfile(out / "trained" / f"client-{leaker}.safetensors", suspect)
+    console.rule("a model turns up, and nobody says whose it is")
+    code = trace_suspect(out / "vault", str(suspect), report=out / "report", as_json=False)
+    console.print(f"the curves: {out / 'curves.png'}\nthe report: {out / 'report' / 'report.html'}", highlight=False)
+    raise typer.Exit(code)
