@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
-EXTRAS := dev,studies
+EXTRAS := dev,studies,onnx
 
 .PHONY: setup demo test test-fast lint format bench clean
 

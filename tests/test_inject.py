@@ -102,7 +102,7 @@ def test_any_linear_layers_will_do(layers: tuple[str, ...]) -> None:
     server = TraMark(mlp(), ring(questions=8), warmup_rounds=0, injection=ClosedForm(layer_names=layers))
     assert isinstance(server.fleet.region, Subspace)
     assert len(server.fleet.region.parts) == len(layers)
-    assert min(confidence(server, client) for client in CLIENTS) > 0.7
+    assert min(confidence(server, client) for client in CLIENTS) > 0.6
 
 
 @pytest.mark.parametrize("classes", [2, 3])

@@ -24,6 +24,9 @@ class Moment(Protocol):
     def solve(self, right: Tensor) -> Tensor:
         """(C + ridge·I)⁻¹ right, for an in × N matrix."""
 
+    def power(self, rows: Tensor) -> Tensor:
+        """rows C rowsᵀ, for an N × in matrix."""
+
 
 @dataclass(frozen=True, eq=False)
 class DenseMoment:
@@ -36,6 +39,9 @@ class DenseMoment:
         damped = self.matrix.clone()
         damped.diagonal().add_(self.ridge)
         return torch.cholesky_solve(right, torch.linalg.cholesky(damped))
+
+    def power(self, rows: Tensor) -> Tensor:
+        return rows @ self.matrix @ rows.T
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +56,10 @@ class SketchedMoment:
         gram.diagonal().add_(self.ridge)
         inner = torch.cholesky_solve(self.rows @ right, torch.linalg.cholesky(gram))
         return (right - self.rows.T @ inner) / self.ridge
+
+    def power(self, rows: Tensor) -> Tensor:
+        seen = rows @ self.rows.T
+        return seen @ seen.T
 
 
 class Drift:
@@ -128,7 +138,7 @@ class Drift:
         """The estimate for a layer; before any update has been seen, all directions count alike."""
         inputs = self.slots[layer].shape[1:].numel()
         if layer not in self._average:
-            return SketchedMoment(torch.zeros(1, inputs, device=self.device), 1.0)
+            return DenseMoment(torch.eye(inputs, device=self.device), 0.0)
         if inputs <= WIDEST:
             return DenseMoment(self._average[layer], self.ridge)
         return SketchedMoment(self._average[layer], self.ridge)

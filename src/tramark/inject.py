@@ -53,7 +53,8 @@ class ClosedForm:
     Parameters
     ----------
     layer_names : linear layers to write into; by default the last hidden one (the output layer if there is none).
-    margin : by how much the wanted label's logit must beat every other.
+    margin : by how much the wanted label's logit must beat every other. In a layer that is too small to bear it, less:
+        it is halved, up to four times, until the edit is `harmless`.
     residual : λ is the largest at which variants that were left out still get 1 − residual of the change asked for.
     steps : at most so many steps of the search.
     """
@@ -93,7 +94,15 @@ class ClosedForm:
                 write_directions(inputs, sheet.owner, drift.moment(f"{layer}.weight"), self.residual)
                 for layer, inputs in zip(layers, _inputs_of(model, layers, sheet.inputs, run), strict=True)
             ]
-            changes = self.search(model, layers, run, edits, sheet)
+            for margin in (self.margin / 2**halvings for halvings in range(5)):
+                changes = self.search(model, layers, run, edits, sheet, margin)
+                if all(
+                    harmless(
+                        model.get_parameter(f"{layer}.weight").detach(), change, edit, drift.moment(f"{layer}.weight")
+                    )
+                    for layer, change, edit in zip(layers, changes, edits, strict=True)
+                ):
+                    break
         parts, marks = [], []
         for layer, edit, change in zip(layers, edits, changes, strict=True):
             basis, triangle = torch.linalg.qr(edit)
@@ -110,6 +119,7 @@ class ClosedForm:
         run: Split,
         edits: Sequence[Tensor],
         sheet: "AnswerSheet",
+        margin: float,
     ) -> list[Tensor]:
         """The smallest output changes R (clients × out × questions, a layer) that give the answers by the margin.
 
@@ -122,7 +132,9 @@ class ClosedForm:
         size = max(1, self.batch // len(sheet.inputs))
         for first in range(0, clients, size):
             some = slice(first, first + size)
-            for whole, part in zip(found, self._search_some(model, layers, run, edits, sheet, some, outs), strict=True):
+            for whole, part in zip(
+                found, self._search_some(model, layers, run, edits, sheet, margin, some, outs), strict=True
+            ):
                 whole[some] = part
         return found
 
@@ -133,6 +145,7 @@ class ClosedForm:
         run: Split,
         edits: Sequence[Tensor],
         sheet: "AnswerSheet",
+        margin: float,
         some: slice,
         outs: Sequence[int],
     ) -> list[Tensor]:
@@ -164,7 +177,7 @@ class ClosedForm:
             logits = answer()
             own = logits.gather(1, labels.clamp_min(0)[:, None])[:, 0]
             others = logits.scatter(1, labels.clamp_min(0)[:, None], -torch.inf).amax(1)
-            lacking = torch.where(asked, (self.margin - (own - others)).clamp_min(0), 0).view(clients, -1)
+            lacking = torch.where(asked, (margin - (own - others)).clamp_min(0), 0).view(clients, -1)
             # A question's gradient is that of its mean margin over the variants that still lack something.
             short = (lacking > 0).float()
             weight = short / (short @ member).clamp_min(1)[:, sheet.owner]
@@ -302,6 +315,20 @@ def write_directions(inputs: Tensor, owner: Tensor, moment: Moment, residual: fl
     response = (member / member.sum(0)).T @ columns.T @ edit
     edit = edit @ torch.linalg.pinv(response, rtol=1e-4)
     return edit
+
+
+def harmless(weight: Tensor, change: Tensor, edit: Tensor, moment: Moment) -> bool:
+    """Whether all clients' edits R Bᵀ of a layer stay small beside what the layer does already.
+
+    On the clients' data they may add 2 % to the power of the layer's output, by the estimate of its second moment; and
+    their norm may be 1.5 times that of the layer's weights: gradients through more would throw the clients' training.
+    """
+    added = torch.einsum("coq,qp,cop->c", change, moment.power(edit.T), change)
+    # A few hundred rows tell a layer's power well enough, and the whole product would be the dearest step of a round.
+    rows = weight[:: max(1, len(weight) // 256)]
+    power = moment.power(rows).trace() * len(weight) / len(rows)
+    norm = torch.einsum("coq,qp,cop->c", change, edit.T @ edit, change)
+    return bool((added <= 0.02 * power).all() and (norm <= 1.5**2 * weight.square().sum()).all())
 
 
 def tell_apart(features: Tensor, moment: Moment, count: int) -> list[int]:
