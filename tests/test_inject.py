@@ -233,6 +233,34 @@ def test_drift_reveals_which_inputs_a_layer_sees(widest: int, monkeypatch: pytes
     assert cost[1] == pytest.approx(50, rel=0.05), "one that it does not use costs only the ridge"
 
 
+def test_drift_knows_how_far_each_weight_moves() -> None:
+    layout = Layout.of(nn.Linear(3, 2))
+    drift = Drift(layout, (), movement=True)
+    for sign in (1, -1):
+        drift.observe(sign * torch.arange(8.0))
+    drift.settle()
+    assert drift.movement is not None
+    assert torch.equal(drift.movement, torch.arange(8.0))
+    drift.observe(torch.zeros(8))
+    drift.settle()
+    assert torch.equal(drift.movement, torch.arange(8.0) / 2)
+    again = Drift(layout, (), movement=True).load_state_dict(drift.state_dict())
+    assert torch.equal(again.movement, drift.movement)  # type: ignore[arg-type]
+
+
+def test_a_layer_too_small_to_bear_the_margin_gets_a_smaller_one() -> None:
+    """Sixteen questions in a layer of eight inputs: by the full margin they would drown the task."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 24), nn.ReLU(), nn.Linear(24, 10))
+    server = TraMark(model, ring(questions=16), warmup_rounds=0, injection=ClosedForm(margin=6))
+    region = server.fleet.region
+    assert isinstance(region, Subspace)
+    part = region.parts[0]
+    weight = part.matrix(server.fleet.base)
+    edits = server.fleet.marks.view(4, *part.shape) - weight @ part.basis
+    assert edits.norm(dim=(1, 2)).max() < 100 * weight.norm()
+
+
 def test_questions_are_chosen_that_can_be_told_apart() -> None:
     generator = torch.Generator().manual_seed(0)
     distinct = torch.randn(5, 30, generator=generator)

@@ -16,7 +16,7 @@ from tramark import Keyring, TraMark, trace
 from tramark.cli import app, main
 from tramark.data import Dataset
 from tramark.federation.client import LocalTraining, accuracy, predict
-from tramark.federation.metrics import answers_of_all, judge, task_accuracy, traceability
+from tramark.federation.metrics import SIGMA, answers_of_all, judge, task_accuracy, traceability
 from tramark.federation.run import Settings, prepare, run
 from tramark.federation.simulator import Simulation
 from tramark.inject import ClosedForm
@@ -203,6 +203,7 @@ def test_metrics_are_the_papers(assignment: str) -> None:
     assert found.interval == pytest.approx(confidence - leakage, abs=1e-5)
     assert found.kl == pytest.approx(sum(divergences) / len(divergences), rel=1e-3)
     assert found.vr == 1.0
+    assert found.collisions == pytest.approx(sum(d <= SIGMA for d in divergences) / 6)
 
 
 def test_a_model_without_a_mark_is_not_traced() -> None:
@@ -211,6 +212,7 @@ def test_a_model_without_a_mark_is_not_traced() -> None:
     found = judge(server.keyring, ["a", "b", "c"], lambda x: predict(base, x).expand(3, -1, -1))
     assert found.vr == 0.0
     assert found.kl == pytest.approx(0, abs=1e-6)
+    assert found.collisions == 1.0
 
 
 def test_more_clients_than_labels_with_label_answers_get_virtual_classes() -> None:

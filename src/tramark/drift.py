@@ -3,7 +3,8 @@
 The update of a linear layer, ΔW, is a sum of outer products of output gradients with the layer's inputs on a client's
 data. So Σ ΔWᵀΔW tells in which directions those inputs lie: up to scale, it stands in for their second moment C, which
 the server could not know otherwise. It is estimated as updates stream by, one round averaged into the next with weight
-½, and for layers with very many inputs kept as a low-rank sketch A with C ≈ AᵀA.
+½, and for layers with very many inputs kept as a low-rank sketch A with C ≈ AᵀA. On request it also keeps how far each
+weight moves, the mean |Δ|.
 """
 
 from dataclasses import dataclass
@@ -73,6 +74,7 @@ class Drift:
     ridge : what is added to the diagonal of C, whose trace is the number of inputs: directions that no update has shown
         yet count as a little used.
     sketch : rows kept for layers with more than 8192 inputs.
+    movement : keep the mean |Δ| of every weight, too: which weights the main task moves. It takes d more numbers.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Drift:
         device: torch.device | str = "cpu",
         ridge: float = 0.02,
         sketch: int = 1024,
+        movement: bool = False,
     ) -> None:
         self.slots: dict[str, Slot] = {layer: layout.slots[layer] for layer in layers}
         self.device = torch.device(device)
@@ -92,6 +95,8 @@ class Drift:
         self._seen = 0
         self._average: dict[str, Tensor] = {}
         self._sum: dict[str, Tensor] = {}
+        self.movement = torch.zeros(layout.size) if movement else None
+        self._moved = torch.zeros(layout.size) if movement else None
 
     def observe(self, delta: Tensor) -> None:
         """Fold in one client's update, a flat vector."""
@@ -105,6 +110,8 @@ class Drift:
                 self._sum[layer].addmm_(update.T, update)
             else:
                 self._sum[layer] += self._rows(update, number)
+        if self._moved is not None:
+            self._moved += delta.abs()
         self._seen += 1
 
     def settle(self) -> None:
@@ -126,6 +133,9 @@ class Drift:
                 else:
                     fresh = (old * self._signs(old.shape[0], self.rounds)[:, None] + fresh) / 2**0.5
             self._average[layer] = fresh
+        if self.movement is not None and self._moved is not None and self._seen:
+            mean = self._moved / self._seen
+            self.movement = (self.movement + mean) / 2 if self.rounds else mean
         self.forget()
         self.rounds += 1
 
@@ -133,6 +143,8 @@ class Drift:
         """Drop what was seen since the last round ended."""
         self._sum = {}
         self._seen = 0
+        if self._moved is not None:
+            self._moved.zero_()
 
     def moment(self, layer: str) -> Moment:
         """The estimate for a layer; before any update has been seen, all directions count alike."""
@@ -145,12 +157,15 @@ class Drift:
 
     def state_dict(self) -> dict[str, Tensor]:
         """The settled estimate (between rounds there is nothing else)."""
-        return {f"moment.{layer}": tensor for layer, tensor in self._average.items()} | {
-            "rounds": torch.tensor(self.rounds)
-        }
+        state = {f"moment.{layer}": tensor for layer, tensor in self._average.items()}
+        if self.movement is not None:
+            state["movement"] = self.movement
+        return state | {"rounds": torch.tensor(self.rounds)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> Self:
         self.rounds = int(state["rounds"])
+        if self.movement is not None:
+            self.movement = state["movement"].clone()
         self._average = {
             name.removeprefix("moment."): tensor.to(self.device)
             for name, tensor in state.items()

@@ -5,7 +5,7 @@ questions, the share of answers that are client j's is the *confidence* for j = 
 *leakage*; their difference is the *interval*. VR is the share of models that are traced to their owner: with label
 answers by the paper's arg-max over j, with code answers by having the most matches and enough of them to bound the
 probability of accusing an innocent by 10⁻⁶. KL is the mean divergence between the models' answers to one's own
-questions, which keeps marks from colliding.
+questions, which keeps marks from colliding; *collisions* is the share of pairs for which it is at most σ.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +26,9 @@ from tramark.tracing.statistics import p_values
 
 FALSE_ACCUSATION = 1e-6
 
+SIGMA = 0.1
+"""The collision threshold σ: two models whose answers diverge by less than this share a mark."""
+
 
 @dataclass(frozen=True)
 class Traceability:
@@ -36,6 +39,7 @@ class Traceability:
     leakage: float
     interval: float
     kl: float
+    collisions: float
     per_client: dict[str, dict[str, float]]
 
     def to_dict(self) -> dict[str, object]:
@@ -89,7 +93,8 @@ def judge(keyring: Keyring, clients: Sequence[str], answer: Callable[[Tensor], T
         confidence=float(confidence.mean()),
         leakage=float(others.mean()),
         interval=float((confidence - others).mean()),
-        kl=float(divergence.mean()),
+        kl=float(divergence.sum() / max(n * (n - 1), 1)),
+        collisions=float(((divergence <= SIGMA).sum() - n) / max(n * (n - 1), 1)),
         per_client={
             client: {
                 "confidence": float(confidence[i]),
@@ -134,7 +139,6 @@ def first_marked_layer(model: nn.Module, fleet: Fleet) -> str | None:
 
 
 def _divergence(log_probabilities: Tensor, own: int) -> Tensor:
-    """Mean KL(model `own` ‖ another's) over its own questions and all others."""
+    """KL(model `own` ‖ each model), averaged over one's own questions; zero for itself."""
     mine = log_probabilities[own]
-    per_model = (mine.exp() * (mine - log_probabilities)).sum(-1).mean((1, 2))
-    return per_model.sum() / max(len(per_model) - 1, 1)
+    return (mine.exp() * (mine - log_probabilities)).sum(-1).mean((1, 2))

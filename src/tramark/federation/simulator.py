@@ -70,6 +70,11 @@ class Simulation:
             **self.measure(self.evaluation_samples),
         }
 
+    def train(self) -> dict[str, dict[str, Tensor]]:
+        """What the clients of the next round would return, all at once, without ending the round."""
+        models = self._train(self._sample(), None, keep=False)
+        return {client: {name: tensor.clone() for name, tensor in state.items()} for client, state in models}
+
     def measure(self, samples: int | None = None) -> dict[str, Any]:
         """The fleet's metrics now: MA on `samples` test images (all, unless told) and, once marked, traceability."""
         accuracy = task_accuracy(self.method, self.dataset, samples=samples)
