@@ -320,15 +320,25 @@ def write_directions(inputs: Tensor, owner: Tensor, moment: Moment, residual: fl
 def harmless(weight: Tensor, change: Tensor, edit: Tensor, moment: Moment) -> bool:
     """Whether all clients' edits R Bᵀ of a layer stay small beside what the layer does already.
 
-    On the clients' data they may add 2 % to the power of the layer's output, by the estimate of its second moment; and
-    their norm may be 1.5 times that of the layer's weights: gradients through more would throw the clients' training.
+    On the clients' data they may add 2 % to the power of the layer's output, by the estimate of its second moment. And
+    no direction may be amplified three times more than the layer amplifies any: gradients run back through the same
+    matrix, and through a larger one they would throw the clients' training.
     """
     added = torch.einsum("coq,qp,cop->c", change, moment.power(edit.T), change)
     # A few hundred rows tell a layer's power well enough, and the whole product would be the dearest step of a round.
     rows = weight[:: max(1, len(weight) // 256)]
     power = moment.power(rows).trace() * len(weight) / len(rows)
-    norm = torch.einsum("coq,qp,cop->c", change, edit.T @ edit, change)
-    return bool((added <= 0.02 * power).all() and (norm <= 1.5**2 * weight.square().sum()).all())
+    gains = torch.linalg.matrix_norm(change @ torch.linalg.qr(edit).R.T, ord=2)
+    return bool((added <= 0.02 * power).all() and (gains <= 3 * _gain(weight)).all())
+
+
+def _gain(matrix: Tensor) -> Tensor:
+    """The largest singular value, to within a few per cent, by power iteration."""
+    vector = torch.ones(matrix.shape[1], device=matrix.device, dtype=matrix.dtype)
+    for _ in range(30):
+        vector = matrix.T @ (matrix @ F.normalize(vector, dim=0))
+    gain: Tensor = vector.norm().sqrt()
+    return gain
 
 
 def tell_apart(features: Tensor, moment: Moment, count: int) -> list[int]:
