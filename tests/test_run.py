@@ -253,7 +253,7 @@ def test_tables_and_text(kind: str) -> None:
     simulation = Simulation(server, dataset, parts, LocalTraining(epochs=5, batch_size=16))
     for _ in range(4):
         line = simulation.step()
-    assert line["confidence"] > 0.9
+    assert line["confidence"] > 0.8
     assert line["ma"] > 0.8
     assert task_accuracy(simulation.method, dataset) == {
         "a": line["per_client"]["a"]["ma"],

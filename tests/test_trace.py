@@ -291,7 +291,7 @@ def test_the_papers_rule_always_accuses() -> None:
     keyring, rng = ring(), np.random.default_rng(0)
     marked = trace(leaked_by(keyring, "client 7"), keyring, rule="paper")
     assert marked.clients == ("client 7",)
-    assert marked.queries == marked.matches["client 7"] == marked.answered == 96
+    assert marked.queries == marked.matches["client 7"] == marked.answered == 4 * keyring.questions
     unmarked = trace(Oracle(keyring, lambda q, v: int(rng.integers(10))), keyring, rule="paper")
     assert unmarked.verdict == "client"
     assert unmarked.false_accusation_bound is None

@@ -174,7 +174,7 @@ class Vault:
     """A federation's secrets and its log of issued models, sealed in one directory.
 
     >>> import tempfile; from tramark.keys import Keyring
-    >>> ring = Keyring.generate(clients=["alice", "bob"], classes=10, input_shape=(1, 8, 8), pool=24)
+    >>> ring = Keyring.generate(clients=["alice", "bob"], classes=10, input_shape=(1, 8, 8), pool=32)
     >>> path = Path(tempfile.mkdtemp()) / "vault"
     >>> with Vault.create(path, ring, key_file=make_key_file(default_key_file(path))) as vault:
     ...     vault.record([issued(1, "alice", "0" * 64), issued(1, "bob", "1" * 64)])
