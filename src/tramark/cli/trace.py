@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import logging
+import warnings
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -187,10 +189,20 @@ def _export(model: nn.Module, example: torch.Tensor, file: Path, form: str) -> N
         import onnxscript  # noqa: F401 - torch needs it to write ONNX
     except ImportError:
         raise SettingError("writing ONNX needs the extra tramark[onnx]") from None
-    torch.onnx.export(
-        model, (example,), file, input_names=["input"], output_names=["logits"], dynamic_shapes=({0: batch},),
-        external_data=False, verbose=False,
-    )  # fmt: skip
+    # The exporter remarks on packages that are not there and on its own internals; neither is the user's business.
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            model,
+            (example,),
+            file,
+            input_names=["input"],
+            output_names=["logits"],
+            dynamic_shapes=({0: batch},),
+            external_data=False,
+            verbose=False,
+        )
 
 
 @evidence.command()
