@@ -94,8 +94,9 @@ class ClosedForm:
                 write_directions(inputs, sheet.owner, drift.moment(f"{layer}.weight"), self.residual)
                 for layer, inputs in zip(layers, _inputs_of(model, layers, sheet.inputs, run), strict=True)
             ]
+            search = Search(model, layers, run, edits, sheet)
             for margin in (self.margin / 2**halvings for halvings in range(5)):
-                changes = self.search(model, layers, run, edits, sheet, margin)
+                changes = search.smallest(margin, steps=self.steps, batch=self.batch)
                 if all(
                     harmless(
                         model.get_parameter(f"{layer}.weight").detach(), change, edit, drift.moment(f"{layer}.weight")
@@ -111,92 +112,6 @@ class ClosedForm:
             marks.append((own + (change @ triangle.T).to("cpu", fleet.base.dtype)).flatten(1))
             parts.append(part)
         fleet.settle(Subspace(tuple(parts)), torch.cat(marks, dim=1))
-
-    def search(
-        self,
-        model: nn.Module,
-        layers: Sequence[str],
-        run: Split,
-        edits: Sequence[Tensor],
-        sheet: "AnswerSheet",
-        margin: float,
-    ) -> list[Tensor]:
-        """The smallest output changes R (clients × out × questions, a layer) that give the answers by the margin.
-
-        Each step moves every (client, question) along the gradient of its margin by just as much as it still lacks, as
-        if the margin were linear; there is no step size to choose.
-        """
-        outs = [model.get_parameter(f"{layer}.weight").shape[0] for layer in layers]
-        questions, clients = len(sheet.answers[0]), len(sheet.answers)
-        found = [torch.zeros(clients, out, questions, device=sheet.inputs.device) for out in outs]
-        size = max(1, self.batch // len(sheet.inputs))
-        for first in range(0, clients, size):
-            some = slice(first, first + size)
-            for whole, part in zip(
-                found, self._search_some(model, layers, run, edits, sheet, margin, some, outs), strict=True
-            ):
-                whole[some] = part
-        return found
-
-    def _search_some(
-        self,
-        model: nn.Module,
-        layers: Sequence[str],
-        run: Split,
-        edits: Sequence[Tensor],
-        sheet: "AnswerSheet",
-        margin: float,
-        some: slice,
-        outs: Sequence[int],
-    ) -> list[Tensor]:
-        wanted = sheet.answers[some]
-        clients, questions = wanted.shape
-        member = F.one_hot(sheet.owner, questions).float()
-        labels = wanted[:, sheet.owner].flatten()
-        asked = labels >= 0
-        changes = [torch.zeros(clients, out, questions, device=wanted.device, requires_grad=True) for out in outs]
-        response = run.layer_inputs @ edits[0]
-
-        def answer() -> Tensor:
-            handles = [
-                model.get_submodule(layer).register_forward_hook(_changed_by(change, edit))
-                for layer, change, edit in zip(layers[1:], changes[1:], edits[1:], strict=True)
-            ]
-            try:
-                moved = run.layer_outputs + torch.einsum("n...q,coq->cn...o", response, changes[0])
-                return run.after(moved.flatten(0, 1))
-            finally:
-                for handle in handles:
-                    handle.remove()
-
-        best = [change.detach().clone() for change in changes]
-        least = torch.full((clients,), torch.inf, device=wanted.device)
-        before = torch.full((clients, questions), torch.inf, device=wanted.device)
-        pace = torch.ones(clients, questions, device=wanted.device)
-        for _ in range(self.steps):
-            logits = answer()
-            own = logits.gather(1, labels.clamp_min(0)[:, None])[:, 0]
-            others = logits.scatter(1, labels.clamp_min(0)[:, None], -torch.inf).amax(1)
-            lacking = torch.where(asked, (margin - (own - others)).clamp_min(0), 0).view(clients, -1)
-            # A question's gradient is that of its mean margin over the variants that still lack something.
-            short = (lacking > 0).float()
-            weight = short / (short @ member).clamp_min(1)[:, sheet.owner]
-            steepest = torch.autograd.grad((lacking * weight).sum(), changes)
-            with torch.no_grad():
-                missing = lacking.square() @ member
-                better = missing.sum(1) < least
-                least = torch.where(better, missing.sum(1), least)
-                # Where a step made things worse, the margin bends or another question interfered: go on more slowly.
-                pace = torch.where(missing > before, 0.5 * pace, (1.2 * pace).clamp_max(1))
-                before = missing
-                slope = torch.stack([g.square().sum(1) for g in steepest]).sum(0)
-                length = pace * ((lacking * weight) @ member) / slope.clamp_min(1e-12)
-                for i, (change, gradient) in enumerate(zip(changes, steepest, strict=True)):
-                    best[i][better] = change[better]
-                    change -= gradient * length[:, None]
-            if not least.any():
-                break
-        return best
 
 
 @dataclass(frozen=True)
@@ -281,6 +196,81 @@ class AnswerSheet:
         raw = keyring.raw(numbers, "train")
         owner = torch.arange(len(numbers)).repeat_interleave(raw.shape[1])
         return cls(keyring.triggers.prepare(raw.flatten(0, 1)).to(device), owner.to(device), answers.to(device))
+
+
+@dataclass(frozen=True, eq=False)
+class Search:
+    """The search for the output changes R (clients × out × questions, a layer) that give everyone's answers."""
+
+    model: nn.Module
+    layers: Sequence[str]
+    run: Split
+    """The answer sheet's run through the model, split at the first layer."""
+    edits: Sequence[Tensor]
+    """Each layer's directions B."""
+    sheet: "AnswerSheet"
+
+    def smallest(self, margin: float, *, steps: int, batch: int) -> list[Tensor]:
+        """The smallest changes that give the answers by the margin, for about `batch` inputs at a time."""
+        some = max(1, batch // len(self.sheet.inputs))
+        found = [self._for(wanted, margin, steps) for wanted in self.sheet.answers.split(some)]
+        return [torch.cat(pieces) for pieces in zip(*found, strict=True)]
+
+    def _for(self, wanted: Tensor, margin: float, steps: int) -> list[Tensor]:
+        """Each step moves every (client, question) along the gradient of its margin by just as much as it still lacks,
+        as if the margin were linear; there is no step size to choose."""
+        clients, questions = wanted.shape
+        owner = self.sheet.owner
+        member = F.one_hot(owner, questions).float()
+        labels = wanted[:, owner].flatten()
+        asked = labels >= 0
+        changes = [
+            torch.zeros(clients, len(self.model.get_parameter(f"{layer}.weight")), questions, device=wanted.device)
+            for layer in self.layers
+        ]
+        for change in changes:
+            change.requires_grad_()
+        best = [change.detach().clone() for change in changes]
+        least = torch.full((clients,), torch.inf, device=wanted.device)
+        before = torch.full((clients, questions), torch.inf, device=wanted.device)
+        pace = torch.ones(clients, questions, device=wanted.device)
+        for _ in range(steps):
+            logits = self._answer(changes)
+            own = logits.gather(1, labels.clamp_min(0)[:, None])[:, 0]
+            others = logits.scatter(1, labels.clamp_min(0)[:, None], -torch.inf).amax(1)
+            lacking = torch.where(asked, (margin - (own - others)).clamp_min(0), 0).view(clients, -1)
+            # A question's gradient is that of its mean margin over the variants that still lack something.
+            short = (lacking > 0).float()
+            weight = short / (short @ member).clamp_min(1)[:, owner]
+            steepest = torch.autograd.grad((lacking * weight).sum(), changes)
+            with torch.no_grad():
+                missing = lacking.square() @ member
+                better = missing.sum(1) < least
+                least = torch.where(better, missing.sum(1), least)
+                # Where a step made things worse, the margin bends or another question interfered: go on more slowly.
+                pace = torch.where(missing > before, 0.5 * pace, (1.2 * pace).clamp_max(1))
+                before = missing
+                slope = torch.stack([g.square().sum(1) for g in steepest]).sum(0)
+                length = pace * ((lacking * weight) @ member) / slope.clamp_min(1e-12)
+                for i, (change, gradient) in enumerate(zip(changes, steepest, strict=True)):
+                    best[i][better] = change[better]
+                    change -= gradient * length[:, None]
+            if not least.any():
+                break
+        return best
+
+    def _answer(self, changes: Sequence[Tensor]) -> Tensor:
+        """Everyone's logits for the whole sheet, one client after another."""
+        handles = [
+            self.model.get_submodule(layer).register_forward_hook(_changed_by(change, edit))
+            for layer, change, edit in zip(self.layers[1:], changes[1:], self.edits[1:], strict=True)
+        ]
+        try:
+            response = torch.einsum("n...q,coq->cn...o", self.run.layer_inputs @ self.edits[0], changes[0])
+            return self.run.after((self.run.layer_outputs + response).flatten(0, 1))
+        finally:
+            for handle in handles:
+                handle.remove()
 
 
 def write_directions(inputs: Tensor, owner: Tensor, moment: Moment, residual: float) -> Tensor:

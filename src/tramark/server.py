@@ -17,6 +17,11 @@ from tramark.inject import PRESETS, Injection, device_of
 from tramark.keys import Keyring
 from tramark.weights import State
 
+Incoming = Mapping[str, State] | Iterable[tuple[str, State]]
+"""What clients returned: a mapping, or a stream of (client, state dict) pairs."""
+Weights = Mapping[str, float] | None
+"""The clients' numbers of samples; None counts everybody alike."""
+
 
 @dataclass(frozen=True)
 class RoundReport:
@@ -29,8 +34,8 @@ class RoundReport:
 
 def fold(
     fleet: Fleet,
-    incoming: Mapping[str, State] | Iterable[tuple[str, State]],
-    weights: Mapping[str, float] | None = None,
+    incoming: Incoming,
+    weights: Weights = None,
     *,
     strict: bool = False,
     observe: Callable[[Tensor], None] | None = None,
@@ -114,13 +119,7 @@ class TraMark:
         """The models to send, by client (all, unless told); each is made when it is asked for."""
         return Outgoing(self.fleet, self.fleet.clients if clients is None else clients)
 
-    def collect(
-        self,
-        incoming: Mapping[str, State] | Iterable[tuple[str, State]],
-        weights: Mapping[str, float] | None = None,
-        *,
-        strict: bool = False,
-    ) -> RoundReport:
+    def collect(self, incoming: Incoming, weights: Weights = None, *, strict: bool = False) -> RoundReport:
         """End a round with what clients returned: aggregate, then make everyone's marks anew.
 
         `incoming` may be a generator of (client, state dict) pairs: each is folded in and let go. `weights` are the

@@ -2,10 +2,11 @@
 
 import json
 import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import torch
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -94,23 +95,19 @@ def run(
         sample_fraction=sample_fraction,
         seed=seed,
     )
-    key = _key(out, key_file) if method == "tramark" else None
-    summary = _run(
-        settings, out, resume=resume, warm_from=warm_from, data_dir=data_dir, device=device_named(device), key=key
+    job = partial(
+        run_federation,
+        resume=resume,
+        warm_from=warm_from,
+        data_dir=data_dir,
+        device=device_named(device),
+        key=_key(out, key_file) if method == "tramark" else None,
     )
+    summary = _watch(job, settings, out)
     typer.echo(json.dumps({k: v for k, v in summary.items() if k != "per_client"}, indent=2))
 
 
-def _run(
-    settings: Settings,
-    out: Path,
-    *,
-    resume: bool = False,
-    warm_from: Path | None = None,
-    data_dir: Path | None = None,
-    device: torch.device | None = None,
-    key: KeySource | None = None,
-) -> dict[str, Any]:
+def _watch(job: Callable[..., dict[str, Any]], settings: Settings, out: Path) -> dict[str, Any]:
     """Run with a progress bar, and draw the curves."""
     lines: list[dict[str, Any]] = []
     with Progress(
@@ -128,16 +125,7 @@ def _run(
             traced = f"  VR {line['vr']:.2f}" if "vr" in line else "  warm-up" if settings.method == "tramark" else ""
             progress.update(task, completed=line["round"], state=f"MA {100 * line['ma']:.1f} %{traced}")
 
-        summary = run_federation(
-            settings,
-            out,
-            resume=resume,
-            warm_from=warm_from,
-            data_dir=data_dir,
-            device=device,
-            key=key,
-            on_round=show,
-        )
+        summary = job(settings, out, on_round=show)
     title = f"{settings.data}, {settings.model}, {settings.clients} clients, {settings.method}"
     warmup = settings.warmup if settings.method == "tramark" else None
     if not draw_curves(lines, out / "curves.png", warmup=warmup, title=title):
@@ -167,7 +155,7 @@ def demo(
         shutil.rmtree(out)
     settings = Settings(data="auto", rounds=12, warmup=8, samples_per_client=300, local_epochs=2, seed=0)
     console.rule("ten clients train together")
-    summary = _run(settings, out, key=None)
+    summary = _watch(run_federation, settings, out)
     console.print(f"every client's own model: MA {100 * summary['ma']:.1f} %, VR {summary['vr']:.2f}", highlight=False)
     suspect = out / "leaked.safetensors"
     shutil.copyfile(out / "trained" / f"client-{leaker}.safetensors", suspect)

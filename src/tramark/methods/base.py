@@ -6,8 +6,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from tramark.fleet import Fleet
-from tramark.server import RoundReport
-from tramark.weights import State
+from tramark.server import Incoming, RoundReport, Weights
 
 
 class Method(Protocol):
@@ -20,13 +19,7 @@ class Method(Protocol):
     def dispatch(self, clients: Iterable[str] | None = None) -> Mapping[str, dict[str, Tensor]]:
         """The models to send, by client."""
 
-    def collect(
-        self,
-        incoming: Mapping[str, State] | Iterable[tuple[str, State]],
-        weights: Mapping[str, float] | None = None,
-        *,
-        strict: bool = False,
-    ) -> RoundReport:
+    def collect(self, incoming: Incoming, weights: Weights = None, *, strict: bool = False) -> RoundReport:
         """End a round with what clients returned."""
 
     def state_dict(self) -> dict[str, Any]:

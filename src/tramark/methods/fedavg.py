@@ -7,8 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from tramark.fleet import Fleet, Outgoing
-from tramark.server import RoundReport, fold
-from tramark.weights import State
+from tramark.server import Incoming, RoundReport, Weights, fold
 
 
 class FedAvg:
@@ -27,13 +26,7 @@ class FedAvg:
     def dispatch(self, clients: Iterable[str] | None = None) -> Mapping[str, dict[str, Tensor]]:
         return Outgoing(self.fleet, self.fleet.clients if clients is None else clients)
 
-    def collect(
-        self,
-        incoming: Mapping[str, State] | Iterable[tuple[str, State]],
-        weights: Mapping[str, float] | None = None,
-        *,
-        strict: bool = False,
-    ) -> RoundReport:
+    def collect(self, incoming: Incoming, weights: Weights = None, *, strict: bool = False) -> RoundReport:
         used, refused = fold(self.fleet, incoming, weights, strict=strict)
         self.round += 1
         return RoundReport(self.round, used, refused)
