@@ -19,7 +19,6 @@ from tramark.federation.client import LocalTraining, accuracy, predict
 from tramark.federation.metrics import SIGMA, answers_of_all, judge, task_accuracy, traceability
 from tramark.federation.run import Settings, prepare, run
 from tramark.federation.simulator import Simulation
-from tramark.inject import ClosedForm
 from tramark.models import build
 from tramark.triggers import Tokens
 from tramark.vault import Vault
@@ -232,8 +231,8 @@ def test_sampled_clients_train_and_all_are_traced() -> None:
     assert lines[-1]["vr"] == 1.0
 
 
-@pytest.mark.parametrize("kind", ["tabular", "text"])
-def test_tables_and_text(kind: str) -> None:
+@pytest.mark.parametrize(("kind", "enough"), [("tabular", 0.95), ("text", 0.85)])
+def test_tables_and_text(kind: str, enough: float) -> None:
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(2, (400,), generator=generator)
     if kind == "tabular":
@@ -249,12 +248,12 @@ def test_tables_and_text(kind: str) -> None:
             clients=["a", "b"], classes=2, triggers=Tokens(24, vocabulary=300), questions=40, secret=b"s" * 32
         )
     parts = [torch.arange(200), torch.arange(200, 400)]
-    server = TraMark(model, keyring, warmup_rounds=2, injection=ClosedForm(margin=2))
+    server = TraMark(model, keyring, warmup_rounds=2)
     simulation = Simulation(server, dataset, parts, LocalTraining(epochs=5, batch_size=16))
     for _ in range(4):
         line = simulation.step()
-    assert line["confidence"] > 0.8
-    assert line["ma"] > 0.8
+    assert line["confidence"] > enough
+    assert line["ma"] > 0.9
     assert task_accuracy(simulation.method, dataset) == {
         "a": line["per_client"]["a"]["ma"],
         "b": line["per_client"]["b"]["ma"],
