@@ -285,8 +285,8 @@ def test_changes_of_the_keyring_are_logged_and_new_clients_committed(path: Path)
         assert vault.keyring == keyring
         assert [(e["event"], e.get("client")) for e in vault.log()][4:] == [
             ("client-joined", "carol"),
-            ("client-left", "bob"),
             ("questions-chosen", None),
+            ("client-left", "bob"),
         ]
         vault.save_keyring(keyring.join("bob"))
         assert [(e["event"], e.get("client")) for e in vault.log()][7:] == [("client-joined", "bob")]

@@ -161,7 +161,8 @@ class Commitment:
     """A signed root: the keys of some clients, and the questions, as they were at a time.
 
     `clients` and `questions` are (first, count): which clients in the order of joining, and which questions
-    of the pool, are the leaves of the top tree, in this order.
+    of the pool, are the leaves of the top tree, in this order; without leaves, the root is empty. `chosen` are the
+    questions of the pool that are asked from then on, in their order.
     """
 
     vault: str
@@ -172,6 +173,7 @@ class Commitment:
     classes: int
     clients: tuple[int, int]
     questions: tuple[int, int]
+    chosen: tuple[int, ...]
     root: str
     public_key: str
     signature: str = ""
@@ -201,7 +203,8 @@ class Commitment:
         with _reading("commitment"):
             values = {name: _natural(plain[name]) for name in ("number", "classes")}
             spans = {name: (_natural(plain[name][0]), _natural(plain[name][1])) for name in ("clients", "questions")}
-            found = cls(**{**plain, **values, **spans})
+            chosen = tuple(_natural(question) for question in plain["chosen"])
+            found = cls(**{**plain, **values, **spans, "chosen": chosen})
             if found.to_dict() != plain:
                 raise ValueError
             return found
@@ -210,14 +213,14 @@ class Commitment:
 def commit(
     keyring: "Keyring", key: Ed25519PrivateKey, *, vault: str, time: str, after: Commitment | None = None
 ) -> tuple[Commitment, list[bytes]]:
-    """Commit to a keyring, or to the clients that joined since the commitment `after`.
+    """Commit to a keyring, or to the clients that joined, and the questions chosen, since the commitment `after`.
 
     Returns the signed commitment and the leaves of its top tree, which openings start from.
     """
     first = sum(after.clients) if after else 0
     clients = keyring.clients[first:]
-    if not clients:
-        raise ValueError("nobody has joined since the last commitment")
+    if after and not clients and keyring.chosen == after.chosen:
+        raise ValueError("nobody has joined since the last commitment, and no other questions were chosen")
     if keyring.assignment == "label":
         questions = range(first, len(keyring.clients))
     else:
@@ -233,7 +236,8 @@ def commit(
         classes=keyring.classes,
         clients=(first, len(clients)),
         questions=(questions.start, len(questions)),
-        root=MerkleTree(leaves).root.hex(),
+        chosen=keyring.chosen,
+        root=MerkleTree(leaves).root.hex() if leaves else "",
         public_key=key.public_key().public_bytes_raw().hex(),
     )
     return replace(unsigned, signature=sign(key, "commitment", unsigned.body)), leaves
@@ -298,6 +302,11 @@ def verify_chain(commitments: Sequence[Commitment]) -> None:
         follows = (this.number, this.previous, this.clients[0]) == (number, digest, clients)
         if not follows or any(getattr(this, name) != getattr(first, name) for name in same):
             raise BadProof(f"commitment {number} does not follow from the one before")
+        pool = range(first.questions[1])
+        if len(set(this.chosen)) < len(this.chosen) or any(question not in pool for question in this.chosen):
+            raise BadProof(f"commitment {number} chooses questions that are not different ones of the pool")
+        if number > 1 and first.assignment == "code" and this.questions[1]:
+            raise BadProof(f"commitment {number} adds questions to a pool that was settled by the first")
         digest, clients = this.digest, sum(this.clients)
 
 

@@ -317,7 +317,7 @@ class Vault:
     def save_keyring(self, keyring: "Keyring") -> None:
         """Keep a keyring in which clients joined or left, or other questions of the pool were chosen.
 
-        The log says what changed, and clients that are new get a further signed commitment.
+        The log says what changed, and new clients, or other questions, get a further signed commitment.
         """
         with self._mutex:
             old, new = json.loads(self._get(KEYRING)), json.loads(canonical(keyring.to_dict()))
@@ -325,22 +325,24 @@ class Vault:
             known = old["clients"]
             if any(old[name] != new[name] for name in old.keys() - may_change) or new["clients"][: len(known)] != known:
                 raise VaultError("this is another keyring: only its clients and its choice of questions may change")
-            entries, blobs = [], {KEYRING: canonical(new)}
-            if joined := new["clients"][len(known) :]:
+            joined, left, gone = new["clients"][len(known) :], set(old["departed"]), set(new["departed"])
+            events: list[Entry] = [{"event": "client-joined", "client": client} for client in joined]
+            if new["chosen"] != old["chosen"]:
+                events.append({"event": "questions-chosen", "questions": new["chosen"]})
+            committed = len(events)
+            events += [{"event": "client-joined", "client": client} for client in sorted(left - gone)]
+            events += [{"event": "client-left", "client": client} for client in sorted(gone - left)]
+            if not events:
+                return
+            blobs = {KEYRING: canonical(new)}
+            if committed:
                 chain = self._chain()
                 key = Ed25519PrivateKey.from_private_bytes(self._get(SIGNING))
                 added = commitments.commit(keyring, key, vault=self.id, time=_now(), after=chain[-1][0])
                 blobs[COMMITMENTS] = _chain_text([*chain, added])
-                entries += [
-                    {"event": "client-joined", "client": client, "commitment": added[0].digest} for client in joined
-                ]
-            left, gone = set(old["departed"]), set(new["departed"])
-            entries += [{"event": "client-joined", "client": client} for client in sorted(left - gone)]
-            entries += [{"event": "client-left", "client": client} for client in sorted(gone - left)]
-            if (old["questions"], old["chosen"]) != (new["questions"], new["chosen"]):
-                entries.append({"event": "questions-chosen", "questions": new["chosen"]})
-            if entries:
-                self._commit(entries, blobs, publish=bool(joined))
+                for event in events[:committed]:
+                    event["commitment"] = added[0].digest
+            self._commit(events, blobs, publish=bool(committed))
 
     def record(self, entries: Iterable[Entry], blobs: Mapping[str, bytes] | None = None) -> None:
         """Append entries to the log and put blobs, all or nothing; when this returns, they are on the disk.
@@ -400,7 +402,7 @@ class Vault:
 
     @property
     def commitments(self) -> tuple[Commitment, ...]:
-        """What was committed to and signed: at creation, and when clients joined."""
+        """What was committed to and signed: at creation, when questions were chosen, and when clients joined."""
         return tuple(commitment for commitment, _ in self._chain())
 
     def prove_answers(self, client: str, questions: Iterable[int]) -> dict[str, Any]:

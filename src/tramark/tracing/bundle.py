@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,7 +41,6 @@ _FIELDS = {
     "parameters",
     "input",
     "transcript",
-    "choice",
     "commitments",
     "questions",
     "answers",
@@ -157,7 +156,6 @@ def make_bundle(
             "clients": len(keyring.clients),
             "classes": keyring.classes,
             "variants": keyring.held_out_variants,
-            "order": keyring.chosen,
         },
         "input": {"dtype": inputs[0].dtype.name, "shape": inputs[0].shape},
         "transcript": [
@@ -169,7 +167,6 @@ def make_bundle(
             }
             for step, raw in zip(verdict.transcript, inputs, strict=True)
         ],
-        "choice": _choice(vault),
         "commitments": [commitment.to_dict() for commitment in vault.commitments],
         "questions": proofs[0],
         "answers": [vault.prove_answers(client, asked) for client in verdict.clients],
@@ -222,10 +219,9 @@ def _verify(plain: dict[str, Any], public_key: str | None, published: Sequence[C
     if published is not None:
         _check_published(links, published, time)
 
-    order, variants, bound = _parameters(plain["parameters"], first, federation)
+    order, variants, bound = _parameters(plain["parameters"], links, federation)
     known = _transcript(plain, order, variants)
     _check_inputs(plain, links, variants)
-    _check_choice(plain["choice"], order)
     verdict, accused = _claim(plain["verdict"], len(known))
     answers = [commitments.verify_answers(proof, links) for proof in plain["answers"]]
     if [proof["client"] for proof in plain["answers"]] != accused:
@@ -271,7 +267,7 @@ def _verify(plain: dict[str, Any], public_key: str | None, published: Sequence[C
         e_values={accused[row]: e_values[row] for row in rows},
         p_values={accused[row]: look.p().tolist()[row] for row in rows},
         proven=(
-            *_proven(plain, links, given=public_key is not None, published=published is not None),
+            *_proven(plain, links, given=public_key is not None, published=published),
             *(
                 f"{accused[row]!r} was to answer {matches[row]} of {look.answered} questions as the suspect does. Its "
                 f"e-value reached {e_values[row]:.3g}, and {federation / bound:.3g} is needed to accuse one of "
@@ -279,21 +275,19 @@ def _verify(plain: dict[str, Any], public_key: str | None, published: Sequence[C
                 for row in rows
             ),
         ),
-        unproven=_unproven(plain, order, given=public_key is not None, published=published is not None),
+        unproven=_unproven(plain, links, given=public_key is not None, published=published),
     )
 
 
-def _parameters(plain: Mapping[str, Any], first: Commitment, federation: int) -> tuple[list[int], int, float]:
+def _parameters(plain: Mapping[str, Any], links: Sequence[Commitment], federation: int) -> tuple[list[int], int, float]:
     """The order of questions, the number of variants and the bound; the rest must be as committed."""
+    first, order = links[0], list(links[-1].chosen)
     expected = {"rule": RULE, "clients": federation, "classes": first.classes}
-    order, variants, text = plain["order"], _natural(plain["variants"]), plain["false_accusation_bound"]
-    if plain != expected | {"order": order, "variants": variants, "false_accusation_bound": text}:
+    variants, text = _natural(plain["variants"]), plain["false_accusation_bound"]
+    if plain != expected | {"variants": variants, "false_accusation_bound": text}:
         raise BadProof("the parameters are not those that were committed to")
     if first.assignment != "code" or first.classes < 2:
         raise BadProof("only code answers have a bound on false accusations that could be checked")
-    pool = first.questions[1]
-    if not order or len(set(order)) < len(order) or not all(_natural(q) < pool for q in order):
-        raise BadProof(f"the order of questions is not of different ones among the {pool} in the pool")
     bound = float(text)
     if repr(bound) != text or not 0 < bound < 1 or not 0 < variants <= _MOST_VARIANTS:
         raise ValueError
@@ -357,11 +351,6 @@ def _claim(plain: Mapping[str, Any], queries: int) -> tuple[Finding, list[str]]:
     return verdict, clients
 
 
-def _check_choice(entry: Any, order: Sequence[int]) -> None:
-    if entry is not None and (entry["event"], entry["questions"]) != ("questions-chosen", order):
-        raise BadProof("the vault's log has other questions, or the same in another order")
-
-
 def _check_published(links: Sequence[Commitment], published: Sequence[Commitment], time: datetime) -> None:
     commitments.verify_chain(published)
     if any(ours != theirs for ours, theirs in zip(links, published, strict=False)):
@@ -370,23 +359,34 @@ def _check_published(links: Sequence[Commitment], published: Sequence[Commitment
         raise BadProof("the bundle leaves out clients that had joined before it was made")
 
 
-def _proven(plain: Mapping[str, Any], links: Sequence[Commitment], *, given: bool, published: bool) -> Iterator[str]:
+def _choice(links: Sequence[Commitment]) -> Commitment:
+    """The commitment that chose the questions which are now in use."""
+    return links[-1 - sum(1 for _ in takewhile(lambda link: link.chosen == links[-1].chosen, links[-2::-1]))]
+
+
+def _proven(
+    plain: Mapping[str, Any], links: Sequence[Commitment], *, given: bool, published: Sequence[Commitment] | None
+) -> Iterator[str]:
     first = links[0]
     yield f"The bundle is as it was signed, by the key that signed the commitments: {fingerprint(first.public_key)}."
     if given:
         yield "This key is the one that you gave."
     if published:
-        yield "The commitments are those that were published."
+        agree = min(len(links), len(published))
+        yield f"The commitments, {agree} of {len(links)}, are those that were published."
     yield (
         f"The {len(plain['transcript'])} inputs that were asked are of the {first.questions[1]} questions in the "
-        f"commitment dated {utc(first.time)}, and were asked in the order of the rule, none left out."
+        f"commitment dated {utc(first.time)}, as chosen in the one dated {utc(_choice(links).time)}, and were asked "
+        "in the order of the rule, none left out."
     )
     for proof in plain["answers"]:
         link = links[proof["commitment"] - 1]
         yield f"The answers shown of {proof['client']!r} are those in the commitment dated {utc(link.time)}."
 
 
-def _unproven(plain: Mapping[str, Any], order: Sequence[int], *, given: bool, published: bool) -> tuple[str, ...]:
+def _unproven(
+    plain: Mapping[str, Any], links: Sequence[Commitment], *, given: bool, published: Sequence[Commitment] | None
+) -> tuple[str, ...]:
     """What rests on the word of the vault's operator, or on something that is not in the bundle."""
     open_points = []
     if not given and not published:
@@ -395,19 +395,15 @@ def _unproven(plain: Mapping[str, Any], order: Sequence[int], *, given: bool, pu
         )
     if not published:
         open_points.append("When the commitments were made: their times are the operator's word.")
+    elif _choice(links).number > len(published):
+        open_points.append(
+            "That these questions were chosen from the pool before the suspect was asked: the commitment that chose "
+            "them is later than those that were published."
+        )
     open_points.append(
         "That the suspect gave these answers, and that how to read its labels was settled beforehand: ask it again, "
         "all inputs are in the bundle."
     )
-    if order != list(range(len(order))):
-        entry = plain["choice"]
-        record = (
-            "the vault's log does not say when"
-            if entry is None
-            else f"entry {entry['n']} of the vault's log, of {utc(entry['time'])}, "
-            f"has the hash {commitments.sha256(canonical(entry)).hex()}"
-        )
-        open_points.append(f"That these questions were chosen from the pool before the suspect was asked: {record}.")
     if plain["answers"]:
         open_points += [
             "That the answers were drawn at random: an expert whom both sides trust can see it in the vault.",
@@ -417,15 +413,6 @@ def _unproven(plain: Mapping[str, Any], order: Sequence[int], *, given: bool, pu
     else:
         open_points.append("That nobody's answers match: to show it, everybody's answers would have to be opened.")
     return tuple(open_points)
-
-
-def _choice(vault: "Vault") -> dict[str, Any] | None:
-    """The log's entry on the choice of questions, if there was one: the log's chain says what came after it."""
-    chosen = None
-    for entry in vault.log():
-        if entry["event"] == "questions-chosen":
-            chosen = entry
-    return chosen
 
 
 def _raw(keyring: "Keyring", question: int, variant: int) -> NDArray[Any]:
