@@ -25,13 +25,14 @@ MAY_KNOW: dict[str, set[str]] = {
 }
 CORE = set(MAY_KNOW)
 MAY_KNOW |= {
+    "packing": set(),
     "commitment": CORE,
-    "vault": CORE | {"commitment"},
+    "vault": CORE | {"commitment", "packing"},
     "data": set(),
     "models": set(),
     "tracing": CORE | {"models", "commitment", "vault"},
     "methods": CORE,
-    "federation": CORE | {"commitment", "data", "models", "methods", "tracing", "vault"},
+    "federation": CORE | {"commitment", "data", "models", "methods", "packing", "tracing", "vault"},
     "cli": CORE | {"data", "models", "methods", "tracing", "federation", "vault", "commitment"},
 }
 

@@ -1,14 +1,18 @@
 """The server round by round: warm-up, marks for all, refusals, and going on after a stop."""
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from tramark import Keyring, TraMark
+from tramark.commitment import state_digest
 from tramark.fleet import UpdateError
 from tramark.methods import FedAvg
+from tramark.vault import Vault, make_key_file
 
 CLIENTS = ["a", "b", "c"]
 
@@ -175,3 +179,74 @@ def test_bad_settings_are_refused(options: dict[str, float], message: str) -> No
 
 def test_the_secret_is_not_in_a_checkpoint() -> None:
     assert (b"s" * 32).hex() not in repr(server().state_dict())
+
+
+def kept(vault: Vault, preset: str = "default") -> TraMark:
+    return TraMark(model(), warmup_rounds=2, preset=preset, ratio=0.05, vault=vault)
+
+
+@pytest.fixture
+def vault(tmp_path: Path) -> Iterator[Vault]:
+    with Vault.create(tmp_path / "vault", server().keyring, key_file=make_key_file(tmp_path / "vault.key")) as made:
+        yield made
+
+
+@pytest.mark.parametrize("preset", ["default", "paper"])
+def test_a_server_with_a_vault_goes_on_where_it_was_and_logs_what_it_sends(vault: Vault, preset: str) -> None:
+    whole = server(preset)
+    play(whole, 5)
+    first = kept(vault, preset)
+    assert not first.resume()
+    play(first, 3)
+    second = kept(vault, preset)
+    assert second.resume()
+    assert second.round == 3
+    play(second, 2)
+    sent = second.dispatch(["b"])
+    second.dispatch(["b"])
+    assert all(torch.equal(tensor, whole.dispatch()["b"][name]) for name, tensor in sent["b"].items())
+    log = [entry for entry in vault.log() if entry["event"] == "issued"]
+    # Three clients in each of five rounds, and at the end one of them, logged once.
+    assert [(e["round"], e["client"]) for e in log] == [(r, c) for r in range(5) for c in CLIENTS] + [(5, "b")]
+    assert log[-1]["model"] == state_digest(sent["b"])
+    assert vault.keyring.chosen == second.keyring.chosen
+    assert vault.audit() == []
+
+
+def test_nothing_is_sent_that_the_vault_does_not_have(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
+    federation = kept(vault)
+    play(federation, 2)
+    incoming = {c: trained(s, i) for i, (c, s) in enumerate(federation.dispatch().items())}
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(vault, "_commit", full)
+        with pytest.raises(OSError, match="no space"):
+            federation.collect(incoming)
+        with pytest.raises(OSError, match="no space"):
+            federation.dispatch()
+    federation.dispatch()
+    saved = vault.saved()
+    assert saved is not None
+    assert saved["round"] == federation.round == 3
+
+
+def test_clients_that_were_let_in_while_the_server_was_down_are_marked(vault: Vault) -> None:
+    federation = kept(vault)
+    play(federation, 3)
+    vault.save_keyring(vault.keyring.join("late").leave("a"))
+    again = kept(vault)
+    assert again.resume()
+    assert list(again.dispatch()) == ["b", "c", "late"]
+    assert not torch.equal(again.fleet.weights("late"), again.fleet.weights("b"))
+    again.join("a")
+    assert vault.keyring.active == ("a", "b", "c", "late")
+
+
+def test_a_server_without_keys_is_refused() -> None:
+    with pytest.raises(ValueError, match="give a keyring, or a vault"):
+        TraMark(model())
+    with pytest.raises(ValueError, match="no vault to resume from"):
+        server().resume()

@@ -80,6 +80,12 @@ class Fleet:
         """The state dict of a client's model, or of the unmarked base."""
         return self.layout.state(self.base if client is None else self.weights(client), self.buffers)
 
+    @property
+    def shared(self) -> frozenset[str]:
+        """The names of the tensors that are the same in everybody's model."""
+        own = set() if self.region is None else self.region.tensors(self.layout)
+        return frozenset(self.layout.order) - own
+
     def begin(self) -> "Aggregation":
         """Begin to fold in a round's updates."""
         return Aggregation(self)

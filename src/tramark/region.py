@@ -28,6 +28,9 @@ class Region(Protocol):
     def put(self, weights: Tensor, mark: Tensor) -> None:
         """Write a mark into a flat vector of weights, in place; nothing outside the region changes."""
 
+    def tensors(self, layout: Layout) -> set[str]:
+        """The names of the tensors that a mark can change."""
+
     def state_dict(self) -> dict[str, Tensor]:
         """The region's tensors, for a checkpoint."""
 
@@ -52,6 +55,11 @@ class Places:
 
     def put(self, weights: Tensor, mark: Tensor) -> None:
         weights[self.indices] = mark.to(weights.dtype)
+
+    def tensors(self, layout: Layout) -> set[str]:
+        bounds = torch.tensor([(slot.start, slot.stop) for slot in layout.slots.values()])
+        first, last = torch.searchsorted(self.indices, bounds).T
+        return {name for name, inside in zip(layout.slots, (first < last).tolist(), strict=True) if inside}
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"indices": self.indices}
@@ -99,6 +107,10 @@ class Subspace:
         sizes = [out * rank for out, rank in (part.shape for part in self.parts)]
         pieces = mark.split(sizes, dim=-1)
         return [piece.unflatten(-1, part.shape) for part, piece in zip(self.parts, pieces, strict=True)]
+
+    def tensors(self, layout: Layout) -> set[str]:
+        starts = {part.slot.start for part in self.parts}
+        return {name for name, slot in layout.slots.items() if slot.start in starts}
 
     def state_dict(self) -> dict[str, Tensor]:
         return {f"basis.{i}": part.basis for i, part in enumerate(self.parts)} | {

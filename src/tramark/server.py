@@ -5,9 +5,9 @@ aggregates, makes everyone's marks, sampled or not, and dispatches personalised 
 """
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
@@ -30,6 +30,22 @@ class RoundReport:
     round: int
     used: tuple[str, ...]
     refused: dict[str, str] = field(default_factory=dict)
+
+
+class Keeper(Protocol):
+    """What keeps a server's secrets and remembers what it issued: a `tramark.vault.Vault`."""
+
+    @property
+    def keyring(self) -> Keyring: ...
+
+    def save(self, keyring: Keyring, state: Mapping[str, Any]) -> None:
+        """Keep a keyring and a server's state, all or nothing."""
+
+    def saved(self) -> dict[str, Any] | None:
+        """The state that was last saved."""
+
+    def issue(self, round: int, models: Mapping[str, State], shared: Collection[str] = ()) -> None:
+        """Log which model goes to whom. `shared` are tensors that are the same for all."""
 
 
 def fold(
@@ -76,23 +92,30 @@ class TraMark:
     Parameters
     ----------
     model : any `nn.Module` classifier. It is copied, and its device is used for making marks.
-    keyring : the clients' keys.
+    keyring : the clients' keys; by default the vault's.
     ratio : the region's share k of the weights, for a region of places.
     warmup_rounds : rounds of plain FedAvg before the first marks.
     preset : `default` (marks in closed form), `paper` or `released`.
     injection : another way to make marks, instead of a preset.
+    vault : where to keep the server's state, after each round, and the log of what was sent to whom. `resume` goes on
+        from it.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        keyring: Keyring,
+        keyring: Keyring | None = None,
         *,
         ratio: float = 0.01,
         warmup_rounds: int = 25,
         preset: str = "default",
         injection: Injection | None = None,
+        vault: Keeper | None = None,
     ) -> None:
+        if keyring is None:
+            if vault is None:
+                raise ValueError("a server needs its clients' keys: give a keyring, or a vault that has one")
+            keyring = vault.keyring
         if not 0 < ratio < 1:
             raise ValueError(f"the region's ratio k must lie between 0 and 1, not {ratio}")
         if warmup_rounds < 0:
@@ -103,7 +126,10 @@ class TraMark:
         self.keyring = keyring
         self.warmup_rounds = warmup_rounds
         self.injection = injection or PRESETS[preset](ratio)
+        self.vault = vault
         self.round = 0
+        self._issued: set[str] = set()
+        self._saved = False
         self.fleet = Fleet(model, keyring.active)
         layers = tuple(f"{name}.weight" for name in self.injection.layers(self.model))
         self.drift = Drift(self.fleet.layout, layers, device=device_of(self.model))
@@ -116,8 +142,18 @@ class TraMark:
         return self.fleet.region is not None
 
     def dispatch(self, clients: Iterable[str] | None = None) -> Mapping[str, dict[str, Tensor]]:
-        """The models to send, by client (all, unless told); each is made when it is asked for."""
-        return Outgoing(self.fleet, self.fleet.clients if clients is None else clients)
+        """The models to send, by client (all, unless told); each is made when it is asked for.
+
+        With a vault, all of them are logged as issued before this returns.
+        """
+        outgoing = Outgoing(self.fleet, self.fleet.clients if clients is None else clients)
+        if self.vault is not None:
+            if not self._saved:
+                self._save()
+            if new := [client for client in outgoing if client not in self._issued]:
+                self.vault.issue(self.round, Outgoing(self.fleet, new), self.fleet.shared)
+                self._issued.update(new)
+        return outgoing
 
     def collect(self, incoming: Incoming, weights: Weights = None, *, strict: bool = False) -> RoundReport:
         """End a round with what clients returned: aggregate, then make everyone's marks anew.
@@ -136,19 +172,32 @@ class TraMark:
         self.round += 1
         if self.round >= self.warmup_rounds:
             self.mark()
+        self._save()
         return RoundReport(self.round, used, refused)
+
+    def resume(self) -> bool:
+        """Go on from what the vault has; False if it has nothing yet."""
+        if self.vault is None:
+            raise ValueError("there is no vault to resume from: TraMark(model, vault=…)")
+        state = self.vault.saved()
+        if state is None:
+            return False
+        self.load_state_dict(state)
+        # Meanwhile clients may have been let in or out by another hand.
+        keyring = self.vault.keyring
+        self._follow(replace(self.keyring, clients=keyring.clients, departed=keyring.departed))
+        self._saved = True
+        return True
 
     def join(self, client: str) -> None:
         """Let a client in. Nobody else's key changes; its mark is made at once if the others have theirs."""
-        self.keyring = self.keyring.join(client)
-        self.fleet.join(client)
-        if self.marked:
-            self.injection.inject(self.model, self.fleet, self.keyring, self.drift)
+        self._follow(self.keyring.join(client))
+        self._save()
 
     def leave(self, client: str) -> None:
         """Let a client go. What it leaks of the past can still be traced."""
-        self.keyring = self.keyring.leave(client)
-        self.fleet.leave(client)
+        self._follow(self.keyring.leave(client))
+        self._save()
 
     def client_model(self, client: str) -> nn.Module:
         """A client's personalised model, ready to use."""
@@ -187,6 +236,25 @@ class TraMark:
         if not self.marked:
             self.keyring = self.injection.begin(self.model, self.fleet, self.keyring, self.drift)
         self.injection.inject(self.model, self.fleet, self.keyring, self.drift)
+
+    def _follow(self, keyring: Keyring) -> None:
+        """Take up a keyring in which clients joined or left."""
+        new = [client for client in keyring.active if client not in self.fleet.clients]
+        for client in set(self.fleet.clients) - set(keyring.active):
+            self.fleet.leave(client)
+        for client in new:
+            self.fleet.join(client)
+        self.keyring = keyring
+        if new and self.marked:
+            self.injection.inject(self.model, self.fleet, self.keyring, self.drift)
+
+    def _save(self) -> None:
+        # Until the vault has it, nothing of it is sent: `dispatch` tries again if this fails.
+        self._saved = False
+        self._issued.clear()
+        if self.vault is not None:
+            self.vault.save(self.keyring, self.state_dict())
+            self._saved = True
 
     def _with(self, state: State) -> nn.Module:
         model = copy.deepcopy(self.model)

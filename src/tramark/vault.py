@@ -20,7 +20,7 @@ import stat
 import threading
 import unicodedata
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tramark.keys import Keyring
+    from tramark.weights import State
 
 Entry = dict[str, Any]
 
@@ -53,7 +54,7 @@ HEADER, HEAD, LOG, PUBLIC, LOCK, SEALED = (
     "lock",
     "sealed",
 )
-KEYRING, SIGNING, COMMITMENTS = "keyring", "signing-key", "commitments"
+KEYRING, SIGNING, COMMITMENTS, SERVER = "keyring", "signing-key", "commitments", "server"
 GENESIS = "0" * 64
 
 _FORMAT = "tramark vault 1"
@@ -314,11 +315,13 @@ class Vault:
         plain: dict[str, Any] = json.loads(self._get(KEYRING))
         return plain
 
-    def save_keyring(self, keyring: "Keyring") -> None:
+    def save_keyring(self, keyring: "Keyring", blobs: Mapping[str, bytes] | None = None) -> None:
         """Keep a keyring in which clients joined or left, or other questions of the pool were chosen.
 
-        The log says what changed, and new clients, or other questions, get a further signed commitment.
+        The log says what changed, and new clients, or other questions, get a further signed commitment. `blobs` are put
+        with it, all or nothing.
         """
+        blobs = dict(blobs or {})
         with self._mutex:
             old, new = json.loads(self._get(KEYRING)), json.loads(canonical(keyring.to_dict()))
             may_change = {"clients", "departed", "chosen", "questions"}
@@ -332,9 +335,8 @@ class Vault:
             committed = len(events)
             events += [{"event": "client-joined", "client": client} for client in sorted(left - gone)]
             events += [{"event": "client-left", "client": client} for client in sorted(gone - left)]
-            if not events:
-                return
-            blobs = {KEYRING: canonical(new)}
+            if events:
+                blobs[KEYRING] = canonical(new)
             if committed:
                 chain = self._chain()
                 key = Ed25519PrivateKey.from_private_bytes(self._get(SIGNING))
@@ -342,7 +344,32 @@ class Vault:
                 blobs[COMMITMENTS] = _chain_text([*chain, added])
                 for event in events[:committed]:
                     event["commitment"] = added[0].digest
-            self._commit(events, blobs, publish=bool(committed))
+            if blobs:
+                self._commit(events, blobs, publish=bool(committed))
+
+    def save(self, keyring: "Keyring", state: Mapping[str, Any]) -> None:
+        """Keep a server's keyring and its `state_dict()`, all or nothing, to go on from after a crash."""
+        from tramark.packing import pack
+
+        self.save_keyring(keyring, {SERVER: pack(state)})
+
+    def saved(self) -> dict[str, Any] | None:
+        """The server's state as last saved; None before that."""
+        from tramark.packing import unpack
+
+        return unpack(self._get(SERVER)) if SERVER in self._head().sealed else None
+
+    def issue(self, round: int, models: "Mapping[str, State]", shared: Collection[str] = ()) -> None:
+        """Log which model goes to whom; call it before they are sent.
+
+        `shared` are the names of tensors that are the same in all of these models: they are hashed once.
+        """
+        entries: list[Entry] = []
+        known: dict[str, str] = {}
+        for client, state in models.items():
+            known = known or {name: commitments.tensor_digest(state[name]) for name in shared}
+            entries.append(issued(round, client, commitments.state_digest(state, known=known)))
+        self.record(entries)
 
     def record(self, entries: Iterable[Entry], blobs: Mapping[str, bytes] | None = None) -> None:
         """Append entries to the log and put blobs, all or nothing; when this returns, they are on the disk.

@@ -21,13 +21,12 @@ from tramark.data import Dataset
 from tramark.federation import partition
 from tramark.federation.checkpoint import dump, restore, save_warm_up, warm_start, write, write_model
 from tramark.federation.client import LocalTraining
-from tramark.federation.journal import go_on, record_round
 from tramark.federation.simulator import Simulation
 from tramark.keys import Assignment, Keyring
 from tramark.methods import FedAvg, Method
 from tramark.server import TraMark
 from tramark.triggers import LabelledImages, Patterns, Tokens, Triggers, Vectors, WafflePatterns
-from tramark.vault import KeySource, Vault, default_key_file, make_key_file
+from tramark.vault import SERVER, KeySource, Vault, default_key_file, make_key_file
 from tramark.weights import extend_head
 
 MODEL = "model"
@@ -193,13 +192,15 @@ class _Keeper:
 
     def record(self) -> None:
         if self.vault is not None and isinstance(self.method, TraMark):
-            record_round(self.vault, self.method)
+            self.vault.save(self.method.keyring, self.method.state_dict())
+            self.vault.issue(self.method.round, self.method.dispatch(), self.method.fleet.shared)
         else:
             write(self.file, dump(self.method))
 
     def go_on(self) -> None:
         if self.vault is not None and isinstance(self.method, TraMark):
-            go_on(self.vault, self.method)
+            if SERVER in self.vault.names:
+                restore(self.vault.get(SERVER), self.method)
         elif self.file.exists():
             restore(self.file.read_bytes(), self.method)
 
