@@ -158,6 +158,16 @@ def test_label_answers_need_the_papers_rule_or_references(tramark: Shell, tmp_pa
     run(settings, tmp_path / "run")
     suspect = tmp_path / "run" / "models" / "client-1.safetensors"
     assert "references" in tramark("trace", tmp_path / "run", suspect, code=2)
+    unmarked = []
+    for seed in range(19):
+        plain = Settings(
+            data="digits", clients=1, samples_per_client=300, local_epochs=3, rounds=1, method="fedavg", seed=seed
+        )
+        run(plain, tmp_path / f"plain-{seed}")
+        unmarked.append(tmp_path / f"plain-{seed}" / "models" / "client-0.safetensors")
+    known = [word for path in unmarked for word in ("--reference", path)]
+    assert json.loads(tramark("trace", tmp_path / "run", suspect, "--json", *known))["clients"] == ["client-1"]
+    assert json.loads(tramark("trace", tmp_path / "run", unmarked[0], "--json", *known[2:], code=3))["clients"] == []
     found = json.loads(tramark("trace", tmp_path / "run", suspect, "--rule", "paper", "--json"))
     assert found["clients"] == ["client-1"]
     assert found["false_accusation_bound"] is None

@@ -4,8 +4,10 @@ import hashlib
 import json
 import logging
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import torch
 import typer
@@ -14,6 +16,7 @@ from torch import nn
 
 from tramark import data, models
 from tramark.cli.common import DataDir, KeyFile, VaultPath, console, key_for, vault_at
+from tramark.federation.checkpoint import write
 from tramark.federation.run import MODEL, SettingError
 from tramark.keys import Keyring
 from tramark.tracing.bundle import make_bundle, read_published, verify_bundle
@@ -21,7 +24,7 @@ from tramark.tracing.client import HttpOptions
 from tramark.tracing.files import load_into, open_suspect, read_weights
 from tramark.tracing.http import JsonTemplate
 from tramark.tracing.report import verdict_sentence, write_report
-from tramark.tracing.suspect import Conventions
+from tramark.tracing.suspect import Adapter, Conventions
 from tramark.tracing.verdict import Step, trace
 from tramark.vault import Vault
 
@@ -48,6 +51,10 @@ def trace_command(
     rule: Annotated[
         Literal["default", "paper"], typer.Option(help="paper: the arg-max, which always accuses.")
     ] = "default",
+    reference: Annotated[
+        list[str] | None,
+        typer.Option(help="For label answers: an unmarked model of the same task, to compare with. Give 19 or more."),
+    ] = None,
     exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Ask everything, to find accomplices.")] = False,
     rate: Annotated[float | None, typer.Option(help="Queries a second, at most (URLs).")] = None,
     token_env: Annotated[
@@ -75,6 +82,7 @@ def trace_command(
         template=JsonTemplate(**_json(template)) if template else None,
         http=HttpOptions(rate=rate, token_env=token_env, budget=budget),
         options={"false_accusation": false_accusation, "budget": budget, "rule": rule, "exhaustive": exhaustive},
+        references=reference or (),
         transcript=transcript,
         dry_run=dry_run,
         report=report,
@@ -94,6 +102,7 @@ def trace_suspect(
     template: JsonTemplate | None = None,
     http: HttpOptions | None = None,
     options: dict[str, Any] | None = None,
+    references: Sequence[str] = (),
     transcript: Path | None = None,
     dry_run: bool = False,
     report: Path | None = None,
@@ -106,15 +115,19 @@ def trace_suspect(
     with Vault.open(place, passphrase=key.passphrase, key_file=key.key_file, readonly=True) as vault:
         keyring = keyring_of(vault, data_dir)
         known = json.loads(vault.get(MODEL)) if MODEL in vault.names else {}
-        adapter = open_suspect(
-            target,
-            conventions=conventions or keyring.triggers.prepare,
-            model=model or (None if "://" in target else known.get("model")),
-            input_shape=tuple(known.get("input_shape", keyring.triggers.shape)),
-            classes=known.get("classes", keyring.classes),
-            template=template,
-            http=http,
-        )
+
+        def adapter_for(target: str) -> Adapter:
+            return open_suspect(
+                target,
+                conventions=conventions or keyring.triggers.prepare,
+                model=model or (None if "://" in target else known.get("model")),
+                input_shape=tuple(known.get("input_shape", keyring.triggers.shape)),
+                classes=known.get("classes", keyring.classes),
+                template=template,
+                http=http,
+            )
+
+        adapter = adapter_for(target)
         if dry_run:
             typer.echo(adapter.preview(keyring.raw(keyring.chosen or (0,), "held-out")[:, 0]))
             return 0
@@ -131,9 +144,10 @@ def trace_suspect(
             def show(_: Step) -> None:
                 progress.advance(task)
                 if transcript is not None:
-                    transcript.write_text(json.dumps(steps))
+                    write(transcript, json.dumps(steps).encode())
 
-            verdict = trace(adapter, keyring, progress=show, transcript=steps, **(options or {}))
+            unmarked = [adapter_for(reference) for reference in references]
+            verdict = trace(adapter, keyring, progress=show, transcript=steps, references=unmarked, **(options or {}))
         if report is not None:
             described = _described(target)
             bounded = verdict.false_accusation_bound is not None and verdict.transcript
@@ -157,6 +171,7 @@ def export(
     trained: Annotated[
         bool, typer.Option("--trained", help="As the client had it after its last local training.")
     ] = False,
+    data_dir: DataDir = None,
 ) -> None:
     """Write a client's model as it was issued, or as the client last trained it."""
     source = run / ("trained" if trained else "models") / f"{client}.safetensors"
@@ -169,7 +184,7 @@ def export(
         file.write_bytes(source.read_bytes())
         return
     config, weights = _json(run / "config.json"), read_weights(source)
-    dataset = data.load(config["data"])
+    dataset = data.load(config["data"], data_dir=data_dir)
     model = models.build(
         config["model"],
         input_shape=dataset.input_shape,
@@ -236,7 +251,9 @@ def keyring_of(vault: Vault, data_dir: Path | None) -> Keyring:
 
 def _described(target: str) -> str:
     if "://" in target:
-        return target.split("?")[0]
+        # Neither a password nor a query string is for the report.
+        parts = urlsplit(target)
+        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
     digest = hashlib.sha256(Path(target).read_bytes()).hexdigest() if Path(target).is_file() else "a folder"
     return f"{Path(target).name} (SHA-256 {digest})"
 
