@@ -11,7 +11,7 @@ where its mark does not cover it. For a subspace the marks are written anew each
 averaged: what was sent is subtracted first, so that marks never mix.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -86,9 +86,9 @@ class Fleet:
         own = set() if self.region is None else self.region.tensors(self.layout)
         return frozenset(self.layout.order) - own
 
-    def begin(self) -> "Aggregation":
-        """Begin to fold in a round's updates."""
-        return Aggregation(self)
+    def begin(self, observe: Callable[[Tensor], None] | None = None) -> "Aggregation":
+        """Begin to fold in a round's updates; `observe` is shown each of them, as a flat vector."""
+        return Aggregation(self, observe)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything but the clients' names."""
@@ -130,6 +130,7 @@ class Aggregation:
     """
 
     fleet: Fleet
+    observe: Callable[[Tensor], None] | None = None
     taken: dict[str, float] = field(default_factory=dict)
     _sum: Tensor = field(init=False, repr=False)
     _scratch: Tensor = field(init=False, repr=False)
@@ -165,27 +166,51 @@ class Aggregation:
             row = fleet.clients.index(client)
             self._marks[row] = fleet.marks[row] + fleet.region.take(delta)
         self.taken[client] = weight
+        if self.observe is not None:
+            self.observe(delta)
         return delta
 
-    def finish(self) -> None:
-        """Let the round take effect. Without a single update the fleet stays as it is."""
+    def mean(self) -> dict[str, Tensor]:
+        """What the base will be: the old one and the mean update, as a state dict."""
         fleet, total = self.fleet, sum(self.taken.values())
+        return fleet.layout.state(fleet.base + self._sum / total, self._mean_buffers()) if total else fleet.state()
+
+    def finish(self, base: State | None = None) -> None:
+        """Let the round take effect: the mean becomes the new base, or another one that was made of the updates.
+
+        Without a single update the fleet stays as it is.
+        """
         if not self.taken:
             return
-        fleet.base.add_(self._sum.div_(total))
+        fleet = self.fleet
+        if base is None:
+            fleet.buffers = self._mean_buffers()
+            fleet.base.add_(self._sum.div_(sum(self.taken.values())))
+        else:
+            fleet.base = fleet.layout.flatten(base)
+            fleet.buffers = {name: _as(base[name].cpu(), old.dtype) for name, old in fleet.buffers.items()}
         for row, mark in self._marks.items():
             fleet.marks[row] = mark
-        for name, change in self._buffers.items():
-            old, mean = fleet.buffers[name], change / total
-            if old.dtype == torch.bool:
-                fleet.buffers[name] = (old.double() + mean).round().bool()
-            else:
-                fleet.buffers[name] = old + (mean if old.is_floating_point() else mean.round()).to(old.dtype)
+
+    def _mean_buffers(self) -> dict[str, Tensor]:
+        total = sum(self.taken.values())
+        buffers = {}
+        for name, old in self.fleet.buffers.items():
+            mean = self._buffers[name] / total
+            # A counter may be too large for double precision, its change is not.
+            exact = old.dtype != torch.bool and not old.is_floating_point()
+            buffers[name] = old + _as(mean, old.dtype) if exact else _as(old.double() + mean, old.dtype)
+        return buffers
 
 
 def _subtract(returned: Tensor, sent: Tensor, slot: Slot) -> None:
     """sent ← returned − sent, where what was really sent is `sent` rounded to the model's dtype."""
     torch.sub(returned.to(sent.device, sent.dtype), sent.to(slot.dtype).to(sent.dtype), out=sent)
+
+
+def _as(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Values in another dtype, rounded where that has no fractions."""
+    return (values if dtype.is_floating_point or not values.is_floating_point() else values.round()).to(dtype)
 
 
 def _difference(new: Tensor, old: Tensor) -> Tensor:

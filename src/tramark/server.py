@@ -5,14 +5,14 @@ aggregates, makes everyone's marks, sampled or not, and dispatches personalised 
 """
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 
 from tramark.drift import Drift
-from tramark.fleet import Fleet, Outgoing, UpdateError
+from tramark.fleet import Aggregation, Fleet, Outgoing, UpdateError
 from tramark.inject import PRESETS, Injection, device_of
 from tramark.keys import Keyring
 from tramark.weights import State
@@ -48,31 +48,19 @@ class Keeper(Protocol):
         """Log which model goes to whom. `shared` are tensors that are the same for all."""
 
 
-def fold(
-    fleet: Fleet,
-    incoming: Incoming,
-    weights: Weights = None,
-    *,
-    strict: bool = False,
-    observe: Callable[[Tensor], None] | None = None,
-) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Fold a round's updates into a fleet one by one; gives whose were used, and why others were refused."""
-    aggregation = fleet.begin()
+def fold(aggregation: Aggregation, incoming: Incoming, weights: Weights, *, strict: bool) -> dict[str, str]:
+    """Fold a round's updates in one by one; gives whose were refused, and why."""
     refused: dict[str, str] = {}
     for client, state in incoming.items() if isinstance(incoming, Mapping) else incoming:
         try:
             if weights is not None and client not in weights:
                 raise UpdateError(client, "its number of samples is not known")
-            update = aggregation.add(client, state, 1.0 if weights is None else float(weights[client]))
+            aggregation.add(client, state, 1.0 if weights is None else float(weights[client]))
         except UpdateError as error:
             if strict:
                 raise
             refused[client] = error.reason
-            continue
-        if observe is not None:
-            observe(update)
-    aggregation.finish()
-    return tuple(aggregation.taken), refused
+    return refused
 
 
 class TraMark:
@@ -163,17 +151,30 @@ class TraMark:
         the report; with `strict` it raises `UpdateError`, and the round can be collected again, for nothing has
         changed.
         """
-        try:
-            used, refused = fold(self.fleet, incoming, weights, strict=strict, observe=self.drift.observe)
-        except BaseException:
-            self.drift.forget()
-            raise
+        aggregation = self.begin()
+        refused = fold(aggregation, incoming, weights, strict=strict)
+        return replace(self.end(aggregation), refused=refused)
+
+    def begin(self) -> Aggregation:
+        """Begin a round by hand: `add` to what this gives, then `end` it. `collect` does both.
+
+        A round that is begun and not ended has changed nothing.
+        """
+        self.drift.forget()
+        return self.fleet.begin(self.drift.observe)
+
+    def end(self, aggregation: Aggregation, base: State | None = None) -> RoundReport:
+        """End a round: aggregate, then make everyone's marks anew.
+
+        The new base is the mean of the updates, unless another one is given that was made of them.
+        """
+        aggregation.finish(base)
         self.drift.settle()
         self.round += 1
         if self.round >= self.warmup_rounds:
             self.mark()
         self._save()
-        return RoundReport(self.round, used, refused)
+        return RoundReport(self.round, tuple(aggregation.taken))
 
     def resume(self) -> bool:
         """Go on from what the vault has; False if it has nothing yet."""

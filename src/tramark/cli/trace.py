@@ -22,7 +22,7 @@ from tramark.keys import Keyring
 from tramark.tracing.bundle import make_bundle, read_published, verify_bundle
 from tramark.tracing.client import HttpOptions
 from tramark.tracing.files import load_into, open_suspect, read_weights
-from tramark.tracing.http import JsonTemplate
+from tramark.tracing.http import JsonSuspect, JsonTemplate, V2Suspect
 from tramark.tracing.report import verdict_sentence, write_report
 from tramark.tracing.suspect import Adapter, Conventions
 from tramark.tracing.verdict import Step, trace
@@ -132,6 +132,7 @@ def trace_suspect(
             typer.echo(adapter.preview(keyring.raw(keyring.chosen or (0,), "held-out")[:, 0]))
             return 0
         steps = _read_steps(transcript)
+        earlier = len(steps)
         with Progress(
             SpinnerColumn(),
             TextColumn("asking"),
@@ -157,7 +158,10 @@ def trace_suspect(
         typer.echo(json.dumps(verdict.to_dict()))
     else:
         headline, how_sure = verdict_sentence(verdict)
-        typer.echo(f"{headline}\n{how_sure}\n{verdict.queries} queries.")
+        sent = adapter.asked if isinstance(adapter, (V2Suspect, JsonSuspect)) else 0
+        # Whoever has a budget, or pays by the query, wants to know of those that came to nothing, too.
+        repeated = f" With those repeated, {sent} were sent." if sent > verdict.queries - earlier else ""
+        typer.echo(f"{headline}\n{how_sure}\n{verdict.queries} queries.{repeated}")
     return EXIT[verdict.verdict]
 
 

@@ -27,9 +27,11 @@ class FedAvg:
         return Outgoing(self.fleet, self.fleet.clients if clients is None else clients)
 
     def collect(self, incoming: Incoming, weights: Weights = None, *, strict: bool = False) -> RoundReport:
-        used, refused = fold(self.fleet, incoming, weights, strict=strict)
+        aggregation = self.fleet.begin()
+        refused = fold(aggregation, incoming, weights, strict=strict)
+        aggregation.finish()
         self.round += 1
-        return RoundReport(self.round, used, refused)
+        return RoundReport(self.round, tuple(aggregation.taken), refused)
 
     def state_dict(self) -> dict[str, Any]:
         return {"round": self.round, "clients": list(self.fleet.clients), "fleet": self.fleet.state_dict()}
