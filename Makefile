@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
-EXTRAS := dev,studies,onnx
+EXTRAS := dev,studies,onnx,flower
 
 .PHONY: setup demo test test-fast lint format bench clean
 
