@@ -80,6 +80,11 @@ class Fleet:
         """The state dict of a client's model, or of the unmarked base."""
         return self.layout.state(self.base if client is None else self.weights(client), self.buffers)
 
+    def rebase(self, base: State) -> None:
+        """Take up another base; the marks stay what they are."""
+        self.base = self.layout.flatten(base)
+        self.buffers = {name: _as(base[name].cpu(), old.dtype) for name, old in self.buffers.items()}
+
     @property
     def shared(self) -> frozenset[str]:
         """The names of the tensors that are the same in everybody's model."""
@@ -187,8 +192,7 @@ class Aggregation:
             fleet.buffers = self._mean_buffers()
             fleet.base.add_(self._sum.div_(sum(self.taken.values())))
         else:
-            fleet.base = fleet.layout.flatten(base)
-            fleet.buffers = {name: _as(base[name].cpu(), old.dtype) for name, old in fleet.buffers.items()}
+            fleet.rebase(base)
         for row, mark in self._marks.items():
             fleet.marks[row] = mark
 

@@ -190,14 +190,26 @@ class TraMark:
         self._saved = True
         return True
 
-    def join(self, client: str) -> None:
-        """Let a client in. Nobody else's key changes; its mark is made at once if the others have theirs."""
-        self._follow(self.keyring.join(client))
+    def join(self, *clients: str) -> None:
+        """Let clients in. Nobody else's key changes; their marks are made at once if the others have theirs."""
+        keyring = self.keyring
+        for client in clients:
+            keyring = keyring.join(client)
+        self._follow(keyring)
         self._save()
 
     def leave(self, client: str) -> None:
         """Let a client go. What it leaks of the past can still be traced."""
         self._follow(self.keyring.leave(client))
+        self._save()
+
+    def rebase(self, base: State) -> None:
+        """Take up another base between two rounds, and make everyone's marks for it."""
+        if problem := self.fleet.layout.problem(base):
+            raise ValueError(f"this is not a base for this federation: {problem}")
+        self.fleet.rebase(base)
+        if self.marked:
+            self.mark()
         self._save()
 
     def client_model(self, client: str) -> nn.Module:
