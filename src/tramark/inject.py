@@ -90,6 +90,8 @@ class ClosedForm:
         sheet = AnswerSheet.of(keyring, fleet.clients, device)
         with loaded(model, fleet):
             run = split(model, layers[0], sheet.inputs)
+            if not torch.isfinite(run.layer_inputs).all():
+                raise ValueError("the base model answers its questions with NaN or infinity: training has diverged")
             edits = [
                 write_directions(inputs, sheet.owner, drift.moment(f"{layer}.weight"), self.residual)
                 for layer, inputs in zip(layers, _inputs_of(model, layers, sheet.inputs, run), strict=True)

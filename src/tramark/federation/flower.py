@@ -230,7 +230,11 @@ class TraMarkStrategy(Strategy):
         # Everybody gets a key, whether sampled in this round or not.
         names = self._nodes.names(grid, [*grid.get_node_ids(), *(message.metadata.dst_node_id for message in messages)])
         self._serve(arrays, names.values())
-        allowed = [message for message in messages if message.metadata.dst_node_id in names]
+        # In an order that does not depend on how nodes were sampled.
+        allowed = sorted(
+            (message for message in messages if message.metadata.dst_node_id in names),
+            key=lambda message: names[message.metadata.dst_node_id],
+        )
         server = self._ready
         outgoing = server.dispatch([names[message.metadata.dst_node_id] for message in allowed])
         shared, base = server.fleet.shared, self._base()
@@ -563,20 +567,26 @@ def _memory(strategy: Strategy, *, unlike: Mapping[str, Tensor] | None = None) -
         elif isinstance(value, int | float) and not isinstance(value, bool):
             found[f"{name}="] = torch.tensor(value, dtype=torch.float64)
         elif isinstance(value, ArrayRecord):
-            found |= {f"{name}:record/{key}": torch.from_numpy(array.numpy().copy()) for key, array in value.items()}
+            found |= _numbered(f"{name}:record", {key: array.numpy() for key, array in value.items()})
         elif isinstance(value, dict) and value and all(isinstance(item, np.ndarray) for item in value.values()):
-            found |= {f"{name}:dict/{key}": torch.from_numpy(item.copy()) for key, item in value.items()}
+            found |= _numbered(f"{name}:dict", value)
         elif isinstance(value, list) and value and all(isinstance(item, np.ndarray) for item in value):
-            found |= {f"{name}:list/{i}": torch.from_numpy(item.copy()) for i, item in enumerate(value)}
+            found |= _numbered(f"{name}:list", {str(i): item for i, item in enumerate(value)})
     unchanged = {n for n, t in (unlike or {}).items() if n.endswith("=") and torch.equal(t, found.get(n, t))}
     return {name: tensor for name, tensor in found.items() if name not in unchanged}
+
+
+def _numbered(name: str, arrays: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Arrays as tensors under names that keep their order."""
+    items = enumerate(arrays.items())
+    return {f"{name}/{i:06d}/{key}": torch.from_numpy(np.array(array)) for i, (key, array) in items}
 
 
 def _remember(strategy: Strategy, memory: Mapping[str, Tensor]) -> None:
     """Give a strategy the memory that `_memory` found."""
     parts: dict[tuple[str, str], dict[str, Tensor]] = {}
     inner: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in memory.items():
+    for name, tensor in sorted(memory.items()):
         head, dot, rest = name.partition(".")
         if dot and isinstance(vars(strategy).get(head), Strategy):
             inner.setdefault(head, {})[rest] = tensor
@@ -585,7 +595,7 @@ def _remember(strategy: Strategy, memory: Mapping[str, Tensor]) -> None:
             setattr(strategy, name[:-1], int(value) if isinstance(getattr(strategy, name[:-1]), int) else value)
         else:
             attribute, _, rest = name.partition(":")
-            kind, _, key = rest.partition("/")
+            kind, _, key = rest.split("/", 2)
             parts.setdefault((attribute, kind), {})[key] = tensor
     for head, saved in inner.items():
         _remember(vars(strategy)[head], saved)
@@ -596,4 +606,4 @@ def _remember(strategy: Strategy, memory: Mapping[str, Tensor]) -> None:
         elif kind == "dict":
             setattr(strategy, attribute, arrays)
         else:
-            setattr(strategy, attribute, [arrays[str(i)] for i in range(len(arrays))])
+            setattr(strategy, attribute, list(arrays.values()))
