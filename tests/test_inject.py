@@ -210,23 +210,23 @@ def test_a_sketch_solves_like_the_matrix_it_stands_for() -> None:
     )
 
 
-@pytest.mark.parametrize("widest", [8192, 10])
-def test_drift_reveals_which_inputs_a_layer_sees(widest: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tramark.drift.WIDEST", widest)
+@pytest.mark.parametrize(("sketch", "inputs"), [(256, 40), (256, 300), (64, 300)])
+def test_drift_reveals_which_inputs_a_layer_sees(sketch: int, inputs: int) -> None:
+    """As a matrix, as an exact sketch, and as one with far fewer rows than the updates have."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(40, 30), nn.ReLU(), nn.Linear(30, 4))
+    model = nn.Sequential(nn.Linear(inputs, 30), nn.ReLU(), nn.Linear(30, 4))
     layout = Layout.of(model)
-    drift = Drift(layout, ("0.weight",), sketch=256)
-    used = torch.linalg.qr(torch.randn(40, 5)).Q
+    drift = Drift(layout, ("0.weight",), sketch=sketch)
+    used = torch.linalg.qr(torch.randn(inputs, 5)).Q
     for _ in range(3):
         for _ in range(4):
-            inputs = torch.randn(64, 5) @ used.T
-            loss = F.cross_entropy(model(inputs), torch.randint(4, (64,)))
+            seen = torch.randn(64, 5) @ used.T
+            loss = F.cross_entropy(model(seen), torch.randint(4, (64,)))
             gradients = torch.autograd.grad(loss, list(model.parameters()))
             drift.observe(torch.cat([g.flatten() for g in gradients]))
         drift.settle()
     inside = used[:, :1]
-    outside = torch.randn(40, 1)
+    outside = torch.randn(inputs, 1)
     outside -= used @ (used.T @ outside)
     outside /= outside.norm()
     moment = drift.moment("0.weight")

@@ -3,8 +3,8 @@
 The update of a linear layer, ΔW, is a sum of outer products of output gradients with the layer's inputs on a client's
 data. So Σ ΔWᵀΔW tells in which directions those inputs lie: up to scale, it stands in for their second moment C, which
 the server could not know otherwise. It is estimated as updates stream by, one round averaged into the next with weight
-½, and for layers with very many inputs kept as a low-rank sketch A with C ≈ AᵀA. On request it also keeps how far each
-weight moves, the mean |Δ|.
+½. It is kept as a sketch A of a thousand rows with C ≈ AᵀA, which costs little more than reading the updates, or as the
+matrix itself in layers with no more inputs than that. On request the mean |Δ|, how far each weight moves, is kept, too.
 """
 
 from dataclasses import dataclass
@@ -14,9 +14,6 @@ import torch
 from torch import Tensor
 
 from tramark.weights import Layout, Slot
-
-WIDEST = 8192
-"""Layers with more inputs than this keep a sketch instead of an in × in matrix."""
 
 
 class Moment(Protocol):
@@ -73,7 +70,7 @@ class Drift:
     device : where the matrices live.
     ridge : what is added to the diagonal of C, whose trace is the number of inputs: directions that no update has shown
         yet count as a little used.
-    sketch : rows kept for layers with more than 8192 inputs.
+    sketch : rows of the sketch; layers with no more inputs than that keep a matrix.
     movement : keep the mean |Δ| of every weight, too: which weights the main task moves. It takes d more numbers.
     """
 
@@ -102,14 +99,13 @@ class Drift:
         """Fold in one client's update, a flat vector."""
         for number, (layer, slot) in enumerate(self.slots.items()):
             update = slot.of(delta).view(slot.shape[0], -1).to(self.device, torch.float32)
-            inputs = update.shape[1]
             if layer not in self._sum:
-                rows = inputs if inputs <= WIDEST else self.sketch
-                self._sum[layer] = torch.zeros(rows, inputs, device=self.device)
-            if inputs <= WIDEST:
-                self._sum[layer].addmm_(update.T, update)
-            else:
-                self._sum[layer] += self._rows(update, number)
+                self._sum[layer] = torch.zeros(self.sketch, update.shape[1], device=self.device)
+            # The rows of all updates go round and round the sketch's, each with a random sign: its square is that of
+            # the updates in expectation, and exactly so while there are no more of them than rows.
+            signs = self._signs(len(update), hash((self.rounds, self._seen, number)) & (2**62 - 1))
+            places = (torch.arange(len(update), device=self.device) + self._seen * len(update)) % self.sketch
+            self._sum[layer].index_add_(0, places, update * signs[:, None])
         if self._moved is not None:
             self._moved += delta.abs()
         self._seen += 1
@@ -117,21 +113,18 @@ class Drift:
     def settle(self) -> None:
         """End a round: average what was seen in it into the estimate."""
         for layer, total in self._sum.items():
-            inputs = total.shape[1]
-            dense = inputs <= WIDEST
-            energy = total.trace() if dense else total.square().sum()
+            inputs, energy = total.shape[1], total.square().sum()
             if energy <= 0:
                 continue
-            # A sketch is a square root of C: its scale and its averaging weight are square roots, too, and a random
-            # sign per row keeps the old rows and the new ones from adding up coherently.
-            scale = inputs / energy
-            fresh = total * (scale if dense else scale.sqrt())
-            if layer in self._average:
-                old = self._average[layer]
-                if dense:
-                    fresh = (old + fresh) / 2
-                else:
-                    fresh = (old * self._signs(old.shape[0], self.rounds)[:, None] + fresh) / 2**0.5
+            # A sketch is a square root of C, and so are its scale and its averaging weight. A random sign per row
+            # keeps the old rows and the new ones from adding up coherently.
+            fresh = total * (inputs / energy).sqrt()
+            old = self._average.get(layer)
+            if inputs <= self.sketch:
+                fresh = fresh.T @ fresh
+                fresh = fresh if old is None else (old + fresh) / 2
+            elif old is not None:
+                fresh = (old * self._signs(len(old), self.rounds)[:, None] + fresh) / 2**0.5
             self._average[layer] = fresh
         if self.movement is not None and self._moved is not None and self._seen:
             mean = self._moved / self._seen
@@ -151,7 +144,7 @@ class Drift:
         inputs = self.slots[layer].shape[1:].numel()
         if layer not in self._average:
             return DenseMoment(torch.eye(inputs, device=self.device), 0.0)
-        if inputs <= WIDEST:
+        if inputs <= self.sketch:
             return DenseMoment(self._average[layer], self.ridge)
         return SketchedMoment(self._average[layer], self.ridge)
 
@@ -172,13 +165,6 @@ class Drift:
             if name.startswith("moment.")
         }
         return self
-
-    def _rows(self, update: Tensor, number: int) -> Tensor:
-        """A count sketch of an update's rows: each is added to a random row of the sketch with a random sign."""
-        generator = torch.Generator().manual_seed(hash((self.rounds, self._seen, number)) & (2**62 - 1))
-        buckets = torch.randint(self.sketch, (len(update),), generator=generator).to(self.device)
-        signs = (torch.randint(2, (len(update), 1), generator=generator) * 2 - 1).to(self.device)
-        return torch.zeros(self.sketch, update.shape[1], device=self.device).index_add_(0, buckets, update * signs)
 
     def _signs(self, count: int, seed: int) -> Tensor:
         generator = torch.Generator().manual_seed(seed)

@@ -134,7 +134,7 @@ class TraMarkStrategy(Strategy):
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
         """Train for `num_rounds` in all, of which those that the vault knows are done."""
-        arrays = self._resume(initial_arrays)
+        arrays = self.resume(initial_arrays)
         done = self._done
         if done:
             log(INFO, "the vault holds %s finished rounds: going on with round %s", done, done + 1)
@@ -199,6 +199,31 @@ class TraMarkStrategy(Strategy):
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """What the inner strategy makes of the evaluations."""
         return self.strategy.aggregate_evaluate(server_round + self._done, list(replies))
+
+    def resume(self, initial: ArrayRecord) -> ArrayRecord:
+        """Open the vault, if there is one, and bring the server to where it was; gives the arrays to begin with.
+
+        `start` does it. A strategy around this one has a start of its own: it is to be given these arrays, and as many
+        rounds fewer as are `done`.
+        """
+        if self.server is None:
+            if isinstance(self._place, str | Path):
+                if not Path(self._place).exists():
+                    return initial
+                self._place = Vault.open(self._place)
+            self._begin(initial)
+        server = self._ready
+        if not server.resume():
+            return initial
+        _remember(self.strategy, (self.vault.saved() or {}).get("strategy", {}))
+        self._done = server.round
+        self._record = None
+        return self._base()
+
+    @property
+    def done(self) -> int:
+        """How many rounds the vault held when it was resumed from."""
+        return self._done
 
     @property
     def vault(self) -> Vault:
@@ -311,6 +336,10 @@ class TraMarkStrategy(Strategy):
         if self.server is None:
             if not isinstance(self._place, Vault):
                 self._place = self._make_vault(Path(self._place), clients)
+            if self._place.saved() is not None:
+                raise ValueError(
+                    "the vault holds a training already: a strategy around this one must start with what resume() gives"
+                )
             self._begin(arrays)
         server = self._ready
         if new := [client for client in clients if client not in server.fleet.clients]:
@@ -332,22 +361,6 @@ class TraMarkStrategy(Strategy):
         self.server = TraMark(self._model, vault=_Keeper(self.vault, self), **self._options)  # type: ignore[arg-type]
         self._record = arrays
         self._nodes.begin(self.vault)
-
-    def _resume(self, initial: ArrayRecord) -> ArrayRecord:
-        """Open the vault, if there is one, and bring the server to where it was; gives the arrays to begin with."""
-        if self.server is None:
-            if isinstance(self._place, str | Path):
-                if not Path(self._place).exists():
-                    return initial
-                self._place = Vault.open(self._place)
-            self._begin(initial)
-        server = self._ready
-        if not server.resume():
-            return initial
-        _remember(self.strategy, (self.vault.saved() or {}).get("strategy", {}))
-        self._done = server.round
-        self._record = None
-        return self._base()
 
     def _make_vault(self, path: Path, clients: Sequence[str]) -> Vault:
         if path.exists():
