@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 EXTRAS := dev,studies,onnx,flower
 
-.PHONY: setup demo test test-fast lint format bench clean
+.PHONY: setup demo demo-flower test test-fast lint format bench clean
 
 setup: $(READY)
 
@@ -19,6 +19,9 @@ $(READY): pyproject.toml
 
 demo: $(READY)
 	$(BIN)/tramark demo --out demo
+
+demo-flower: $(READY)
+	$(BIN)/python examples/flower/demo.py --out runs/demo-flower
 
 test: $(READY)
 	$(BIN)/python -m pytest
@@ -39,4 +42,4 @@ bench: $(READY)
 	$(BIN)/python benchmarks/round.py
 
 clean:
-	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) demo runs/demo-flower .pytest_cache .mypy_cache .ruff_cache

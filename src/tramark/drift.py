@@ -156,6 +156,11 @@ class Drift:
         return state | {"rounds": torch.tensor(self.rounds)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> Self:
+        for layer, slot in self.slots.items():
+            inputs = slot.shape[1:].numel()
+            kept, wanted = state.get(f"moment.{layer}"), (min(inputs, self.sketch), inputs)
+            if kept is not None and tuple(kept.shape) != wanted:
+                raise ValueError(f"the drift of {layer} is kept as {tuple(kept.shape)} numbers instead of {wanted}")
         self.rounds = int(state["rounds"])
         if self.movement is not None:
             self.movement = state["movement"].clone()
