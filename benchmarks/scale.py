@@ -1,0 +1,120 @@
+"""Time and peak memory of a server's round as the federation grows.
+
+Each number of clients runs in a process of its own, so that its peak memory can be read. Clients return what they were
+sent, moved a little in a few random directions; their updates arrive one by one, as from a network, and models are made
+one by one as they are issued. Timed is a whole marked round: aggregate, make the marks, issue a model to everybody; the
+time that clients take is left out.
+
+    python benchmarks/scale.py --clients 10 30 100 300 1000 --plot scale.png --json
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tramark import Keyring, TraMark
+from tramark.models import build
+
+SHAPES = {"cnn": (1, 28, 28), "small-cnn": (3, 32, 32), "alexnet": (3, 32, 32), "vit-b16": (3, 224, 224)}
+
+
+class Clients:
+    """They return their models one by one, and the time that this takes is counted."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def updates(self, server: TraMark) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        outgoing = server.dispatch()
+        for number, client in enumerate(outgoing):
+            state = outgoing[client]
+            began = time.perf_counter()
+            generator = torch.Generator().manual_seed(1_000_003 * server.round + number)
+            for name, tensor in state.items():
+                if tensor.dim() == 2:
+                    left = torch.randn(len(tensor), 4, generator=generator)
+                    right = torch.randn(4, tensor.shape[1], generator=torch.Generator().manual_seed(len(name)))
+                    tensor.addmm_(left, right, alpha=1e-4)
+            self.seconds += time.perf_counter() - began
+            yield client, state
+
+
+def one(model_name: str, clients: int, classes: int, rounds: int) -> dict[str, Any]:
+    """Some marked rounds for so many clients, in this process."""
+    model = build(model_name, input_shape=SHAPES[model_name], classes=classes, seed=0)
+    names = [f"client-{i:04d}" for i in range(clients)]
+    keyring = Keyring.generate(clients=names, classes=classes, input_shape=SHAPES[model_name], secret=b"benchmark" * 4)
+    server = TraMark(model, keyring, warmup_rounds=1)
+    del model
+    seconds = []
+    for _ in range(1 + rounds):
+        playing = Clients()
+        began = time.perf_counter()
+        server.collect(playing.updates(server))
+        seconds.append(time.perf_counter() - began - playing.seconds)
+    size, mark = server.fleet.layout.size, server.fleet.marks.shape[1]
+    median = statistics.median(seconds[1:])
+    return {
+        "model": model_name,
+        "clients": clients,
+        "seconds": round(median, 3),
+        "seconds_per_client": round(median / clients, 5),
+        "peak_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+        "limit_mib": round((5 * 4 * size + 1.2 * 4 * clients * mark) / 2**20 + 512),
+        "weights": size,
+        "mark": mark,
+    }
+
+
+def plot(rows: list[dict[str, Any]], path: str) -> None:
+    """Time per client and memory against the number of clients."""
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    clients = [row["clients"] for row in rows]
+    left.loglog(clients, [1000 * row["seconds_per_client"] for row in rows], "o-")
+    left.set(xlabel="clients", ylabel="milliseconds per client", title="a round's time")
+    right.semilogx(clients, [row["peak_mib"] for row in rows], "o-", label="measured")
+    right.semilogx(clients, [row["limit_mib"] for row in rows], "--", label="allowed")
+    right.set(xlabel="clients", ylabel="MiB", title="peak memory", ylim=0)
+    right.legend()
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=SHAPES, default="cnn")
+    parser.add_argument("--clients", type=int, nargs="+", default=[10, 30, 100, 300, 1000])
+    parser.add_argument("--classes", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=3, help="marked rounds, of which the median is taken")
+    parser.add_argument("--plot", help="file for a picture")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.here:
+        print(json.dumps(one(options.model, options.clients[0], options.classes, options.rounds)))
+        return
+    rows = []
+    for clients in options.clients:
+        words = ["--model", options.model, "--clients", str(clients), "--classes", str(options.classes)]
+        command = [sys.executable, __file__, "--here", "--rounds", str(options.rounds), *words]
+        rows.append(json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout))
+        if not options.json:
+            print("  ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
+    if options.json:
+        print(json.dumps(rows, indent=2))
+    if options.plot:
+        plot(rows, options.plot)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""A Flower app whose every node gets a model of its own."""
