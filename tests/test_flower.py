@@ -384,14 +384,37 @@ def test_flower_and_a_loop_of_ones_own_agree(tmp_path: Path) -> None:
     close(start(wrapped(all_of_them(), place), Wire(sites()), 4), server.fleet.state())
 
 
+def private(inner: Strategy) -> Strategy:
+    return DifferentialPrivacyServerSideFixedClipping(inner, 0.01, 5.0, len(SITES))
+
+
 def test_differential_privacy_around_it(tmp_path: Path) -> None:
-    """Noise is added to the base outside of us; the marks follow the base."""
-    ours = wrapped(all_of_them(fraction_evaluate=0.0), small(tmp_path / "vault"), warmup_rounds=1)
-    private = DifferentialPrivacyServerSideFixedClipping(ours, 0.01, 5.0, len(SITES))
-    wire = Wire(sites())
-    start(private, wire, 4)
-    assert ours.server is not None
-    assert traceability(ours.server, ours.server.keyring).vr == 1.0
+    """Noise is added to the base outside of us, and the marks follow it; a vault in use is not begun anew."""
+    place, initial = small(tmp_path / "vault"), ArrayRecord(dict(net().state_dict()))
+    ours = wrapped(all_of_them(fraction_evaluate=0.0), place, warmup_rounds=1)
+    private(ours).start(Wire(sites()), ours.resume(initial), num_rounds=3, timeout=1)
+    ours.vault.close()
+    careless = wrapped(all_of_them(fraction_evaluate=0.0), place, warmup_rounds=1)
+    with pytest.raises(ValueError, match="already"):
+        private(careless).start(Wire(sites()), initial, num_rounds=3, timeout=1)
+    careless.vault.close()
+    again, wire = wrapped(all_of_them(fraction_evaluate=0.0), place, warmup_rounds=1), Wire(sites())
+    private(again).start(wire, again.resume(initial), num_rounds=2, timeout=1)
+    assert again.server is not None
+    assert wire.sites[0].rounds == [4, 5]
+    assert traceability(again.server, again.server.keyring).vr == 1.0
+
+
+def test_differential_privacy_inside_of_it(tmp_path: Path) -> None:
+    place = small(tmp_path / "vault")
+    ours = wrapped(private(all_of_them(fraction_evaluate=0.0)), place, warmup_rounds=1)
+    ended = start(ours, Wire(sites()), 3)
+    ours.vault.close()
+    again = wrapped(private(all_of_them(fraction_evaluate=0.0)), place, warmup_rounds=1)
+    close(again.resume(ArrayRecord(dict(net().state_dict()))).to_torch_state_dict(), ended)
+    start(again, Wire(sites()), 4)
+    assert again.server is not None
+    assert traceability(again.server, again.server.keyring).vr == 1.0
 
 
 def test_memory_holds_a_few_models_and_not_all(tmp_path: Path) -> None:

@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import binom
 
 from tramark.keys import Keyring
-from tramark.tracing.statistics import LOOKS, Floats, log_e_values, plurality
+from tramark.tracing.statistics import LOOKS, Floats, binomial, log_e_values, p_values, plurality
 from tramark.tracing.verdict import CHUNK, Verdict
 
 Scale = Callable[[float], float]
@@ -174,7 +173,7 @@ def matches_chart(
     parts = []
     bottom = strip + row * len(shown) + 4
     if classes:
-        law = binom.pmf(np.arange(answered + 1), answered, 1 / classes)
+        law = binomial(answered, 1 / classes)
         beyond = chance_limit(answered, classes, clients)
         parts.append(f'<path class="chance" d="M{left} {strip - 4}H{x(beyond):.1f}V{bottom}H{left}z"/>')
         bar = min(26.0, 0.7 * width / max(answered, 1))
@@ -208,7 +207,7 @@ def matches_chart(
 def histogram(matches: Mapping[str, int], answered: int, accused: Sequence[str], *, classes: int) -> str:
     """How many clients have how many matches, beside how many that would be if all were innocent."""
     counts = np.bincount(list(matches.values()), minlength=answered + 1).tolist()
-    expected = (len(matches) * binom.pmf(np.arange(answered + 1), answered, 1 / classes)).tolist()
+    expected = (len(matches) * binomial(answered, 1 / classes)).tolist()
     marked = {matches[name] for name in accused}
     height, above, below = 250, 30, 48
     width = _WIDTH - _LEFT - _RIGHT
@@ -248,7 +247,8 @@ def chance_limit(answered: int, classes: int, clients: int) -> int:
     >>> chance_limit(8, 10, 10)
     4
     """
-    return int(binom.isf(0.01 / clients, answered, 1 / classes))
+    exceeded = p_values(answered, classes)[1:]
+    return int((exceeded > 0.01 / clients).sum())
 
 
 def number(value: float) -> str:

@@ -20,8 +20,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import logsumexp
-from scipy.stats import binom
+from scipy.special import bdtr, gammaln, logsumexp, xlog1py, xlogy
 
 from tramark.tracing.suspect import NO_ANSWER
 
@@ -66,6 +65,17 @@ def log_e_values(answered: int, classes: int) -> Floats:
     return _log_e_values(answered, classes).copy()
 
 
+def binomial(count: int, rate: float) -> Floats:
+    """P(0, 1 … `count` of so many independent chances of this rate come true).
+
+    >>> binomial(3, 0.1).round(3)
+    array([0.729, 0.243, 0.027, 0.001])
+    """
+    hits = np.arange(count + 1)
+    ways = gammaln(count + 1) - gammaln(hits + 1) - gammaln(count - hits + 1)
+    return np.asarray(np.exp(ways + xlogy(hits, rate) + xlog1py(count - hits, -rate)))
+
+
 def p_values(answered: int, classes: int) -> Floats:
     """P(an innocent has as many matches or more), exactly, for 0, 1 … `answered` matches.
 
@@ -74,7 +84,7 @@ def p_values(answered: int, classes: int) -> Floats:
     >>> p_values(3, 10).round(3)
     array([1.   , 0.271, 0.028, 0.001])
     """
-    return np.asarray(binom.sf(np.arange(answered + 1) - 1, answered, 1 / classes))
+    return np.cumsum(binomial(answered, 1 / classes)[::-1])[::-1].clip(max=1.0)
 
 
 def family_wise(p: float, clients: int) -> float:
@@ -253,7 +263,7 @@ class Evidence:
         One minus the largest p-value, over the clients, of "this is that leaker", divided by the share.
         """
         most = int(self.matches.max())
-        missed = float(binom.cdf(most, self.answered, match_rate(surviving, self.classes)))
+        missed = float(bdtr(most, self.answered, match_rate(surviving, self.classes)))
         return max(0.0, 1 - missed / self.share)
 
     def _by_matches(self) -> Floats:
