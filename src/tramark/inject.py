@@ -15,7 +15,7 @@ formed.
 Everything runs in evaluation mode: neither dropout nor the questions' batch statistics reach the model.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -147,26 +147,29 @@ class GradientSteps:
 
     def inject(self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift) -> None:
         device = device_of(model)
-        region = fleet.region
-        assert isinstance(region, Places)
+        assert isinstance(fleet.region, Places)
+        parts = list(_parts(model, fleet.layout, fleet.region))
+        sizes = [len(places) for _, places in parts]
         flat = torch.empty_like(fleet.base)
         for row, client in enumerate(fleet.clients):
             key = keyring.key(client)
             inputs = keyring.inputs(key, "train").flatten(0, 1).to(device)
             answers = torch.tensor(key.answers, device=device).repeat_interleave(keyring.train_variants)
-            mark = fleet.marks[row].clone()
+            mark = fleet.marks[row].to(device)
             total = torch.zeros_like(mark)
-            fleet.weights(client, out=flat)
-            with loaded(model, fleet, flat):
+            with loaded(model, fleet, fleet.weights(client, out=flat)):
                 for _ in range(self.passes):
                     size = self.batch_size or len(inputs)
                     for some, wanted in zip(inputs.split(size), answers.split(size), strict=True):
-                        gradient = region.take(_gradient(model, fleet.layout, F.cross_entropy(model(some), wanted)))
+                        loss = F.cross_entropy(model(some), wanted)
+                        dense = torch.autograd.grad(loss, [weight for weight, _ in parts], materialize_grads=True)
+                        inside = zip(dense, parts, strict=True)
+                        gradient = torch.cat([g.flatten()[places] for g, (_, places) in inside]).to(mark.dtype)
                         total = total + gradient if self.summed else gradient
-                        mark -= self.rate * total
-                        region.put(flat, mark)
-                        _load(model, fleet, flat)
-            fleet.marks[row] = mark
+                        mark = mark - self.rate * total
+                        for (weight, places), values in zip(parts, mark.split(sizes), strict=True):
+                            weight.data.view(-1)[places] = values.to(weight.dtype)
+            fleet.marks[row] = mark.cpu()
 
 
 PRESETS: dict[str, Callable[[float], Injection]] = {
@@ -386,16 +389,13 @@ def _load(model: nn.Module, fleet: Fleet, weights: Tensor) -> None:
         state[name].copy_(tensor)
 
 
-def _gradient(model: nn.Module, layout: Layout, loss: Tensor) -> Tensor:
-    """The loss's gradient as a flat vector in the server's memory."""
+def _parts(model: nn.Module, layout: Layout, region: Places) -> Iterator[tuple[nn.Parameter, Tensor]]:
+    """The parameters that have places in the region, in its order, each with its own places."""
     parameters = dict(model.named_parameters())
-    names = list(layout.tensors)
-    gradients = torch.autograd.grad(loss, [parameters[name] for name in names], allow_unused=True)
-    flat = torch.zeros(layout.size, dtype=layout.dtype)
-    for name, gradient in zip(names, gradients, strict=True):
-        if gradient is not None:
-            layout.slots[name].of(flat).copy_(gradient)
-    return flat
+    for name, slot in layout.tensors.items():
+        first, last = torch.searchsorted(region.indices, torch.tensor([slot.start, slot.stop])).tolist()
+        if first < last:
+            yield parameters[name], (region.indices[first:last] - slot.start).to(device_of(model))
 
 
 def _per_input(inputs: Tensor) -> Tensor:
