@@ -23,11 +23,14 @@ demo: $(READY)
 demo-flower: $(READY)
 	$(BIN)/python examples/flower/demo.py --out runs/demo-flower
 
+# A process a core, each with one thread: two threads in each of them would only be in each other's way.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
+
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 test-fast: $(READY)
-	$(BIN)/python -m pytest -m 'not slow'
+	$(PYTEST) -m 'not slow'
 
 lint: $(READY)
 	$(BIN)/ruff check .
