@@ -384,6 +384,26 @@ def test_flower_and_a_loop_of_ones_own_agree(tmp_path: Path) -> None:
     close(start(wrapped(all_of_them(), place), Wire(sites()), 4), server.fleet.state())
 
 
+def test_arrays_in_another_order_and_a_model_left_alone(tmp_path: Path) -> None:
+    model, state = net(), {name: tensor + 1 for name, tensor in reversed(net().state_dict().items())}
+    strategy = wrapped(FedAvg(fraction_evaluate=0.0), small(tmp_path / "vault"), model=model)
+    strategy.start(Wire(sites()), ArrayRecord(state), num_rounds=0)
+    assert strategy.server is not None
+    close(strategy.server.fleet.state(), {name: state[name] for name in net().state_dict()})
+    assert torch.equal(model.state_dict()["1.weight"], net().state_dict()["1.weight"])
+
+
+def test_a_strategy_that_sends_something_else_is_refused(tmp_path: Path) -> None:
+    """Better no round at all than one in which everybody gets an unmarked model."""
+
+    class Copies(FedAvg):
+        def configure_train(self, server_round: int, arrays: ArrayRecord, *rest: Any) -> Iterable[Message]:
+            return super().configure_train(server_round, arrays.copy(), *rest)
+
+    with pytest.raises(ValueError, match="cannot be marked"):
+        start(wrapped(Copies(), small(tmp_path / "vault")), Wire(sites()), 1)
+
+
 def private(inner: Strategy) -> Strategy:
     return DifferentialPrivacyServerSideFixedClipping(inner, 0.01, 5.0, len(SITES))
 

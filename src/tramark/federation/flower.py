@@ -13,6 +13,7 @@ Messages are sent and replies fetched a few at a time. For strategies that use n
 came back, that mean is kept instead of the replies, so that the server never holds many models at once.
 """
 
+import copy
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -95,7 +96,7 @@ class TraMarkStrategy(Strategy):
     ) -> None:
         self.strategy = strategy
         self.server: TraMark | None = None
-        self._model = model
+        self._model = copy.deepcopy(model)
         self._place = vault
         self._new = {
             "input_shape": input_shape,
@@ -190,9 +191,8 @@ class TraMarkStrategy(Strategy):
         else:
             base = self._to_state(arrays)
         report = server.end(aggregation, base)
-        log(
-            INFO, "round %s: models of %s clients are %s", report.round, len(server.fleet.clients), self._state_of_marks
-        )
+        marked = "marked" if server.marked else "not marked yet"
+        log(INFO, "round %s: models of %s clients are %s", report.round, len(server.fleet.clients), marked)
         self._record = None
         return (None if arrays is None else self._base()), metrics
 
@@ -242,10 +242,6 @@ class TraMarkStrategy(Strategy):
     def _linear(self) -> bool:
         return type(self.strategy) in _LINEAR
 
-    @property
-    def _state_of_marks(self) -> str:
-        return "marked" if self._ready.marked else "not marked yet"
-
     def _personal(self, messages: Iterable[Message], arrays: ArrayRecord, grid: Grid) -> Iterable[Message]:
         """Messages whose model is replaced by their client's own."""
         messages = list(messages)
@@ -274,6 +270,9 @@ class TraMarkStrategy(Strategy):
                         for key, name in zip(self._keys, server.fleet.layout.order, strict=True)
                     }
                 )
+                if not any(record is arrays for record in message.content.values()):
+                    name = type(self.strategy).__name__
+                    raise ValueError(f"{name} does not send the arrays that it was given: they cannot be marked")
                 content = RecordDict({k: own if v is arrays else v for k, v in message.content.items()})
                 # One content is shared by all messages of a round: never change it, replace it.
                 message.content = content
@@ -357,7 +356,7 @@ class TraMarkStrategy(Strategy):
             self._keys = list(model_state)
         elif len(self._keys) != len(model_state):
             raise ValueError(f"{len(self._keys)} arrays to begin with do not fit a model of {len(model_state)} tensors")
-        self._model.load_state_dict(dict(zip(model_state, self._to_state(arrays).values(), strict=True)))
+        self._model.load_state_dict(self._to_state(arrays))
         self.server = TraMark(self._model, vault=_Keeper(self.vault, self), **self._options)  # type: ignore[arg-type]
         self._record = arrays
         self._nodes.begin(self.vault)
