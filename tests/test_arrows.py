@@ -31,7 +31,7 @@ MAY_KNOW |= {
     "data": set(),
     "models": set(),
     "tracing": CORE | {"models", "commitment", "vault"},
-    "methods": CORE,
+    "methods": CORE | {"tracing"},
     "federation": CORE | {"commitment", "data", "models", "methods", "packing", "tracing", "vault"},
     "cli": CORE | {"data", "models", "methods", "tracing", "federation", "vault", "commitment"},
 }

@@ -65,7 +65,7 @@ def test_a_run_writes_all_it_promises_and_its_models_are_traced(tmp_path: Path) 
 
 @pytest.mark.parametrize("method", ["tramark", "fedavg"])
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path: Path, method: str) -> None:
-    settings = Settings(**SMALL, rounds=5, warmup=2, method=method)  # type: ignore[arg-type]
+    settings = Settings(**SMALL, rounds=5, warmup=2, method=method)
     whole = run(settings, tmp_path / "whole")
 
     class StopError(Exception):

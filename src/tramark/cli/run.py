@@ -17,6 +17,7 @@ from tramark.federation.picture import draw_curves
 from tramark.federation.run import Settings, TriggerKind
 from tramark.federation.run import run as run_federation
 from tramark.inject import PRESETS
+from tramark.methods import METHODS
 from tramark.vault import KeySource, NoKey, default_key_file
 
 
@@ -35,7 +36,7 @@ def run(
     ratio: Annotated[
         float, typer.Option(help="The region's share k of the weights (presets paper and released).")
     ] = 0.01,
-    method: Annotated[Literal["tramark", "fedavg"], typer.Option(help="How the server works.")] = "tramark",
+    method: Annotated[str, typer.Option(help=f"How the server works: {', '.join(METHODS)}.")] = "tramark",
     preset: Annotated[str, typer.Option(help=f"How marks are made: {', '.join(PRESETS)}.")] = "default",
     answers: Annotated[
         Literal["code", "label"], typer.Option(help="Secret codewords, or the paper's one label per client.")
@@ -122,7 +123,8 @@ def _watch(job: Callable[..., dict[str, Any]], settings: Settings, out: Path) ->
 
         def show(line: dict[str, Any]) -> None:
             lines.append(line)
-            traced = f"  VR {line['vr']:.2f}" if "vr" in line else "  warm-up" if settings.method == "tramark" else ""
+            warming_up = "  warm-up" if settings.method == "tramark" else ""
+            traced = warming_up if line.get("vr") is None else f"  VR {line['vr']:.2f}"
             progress.update(task, completed=line["round"], state=f"MA {100 * line['ma']:.1f} %{traced}")
 
         summary = job(settings, out, on_round=show)

@@ -2,9 +2,9 @@
 memory as tensors, so a batch is one index, one gather for crops and flips and one normalisation: no loop
 over images."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -40,19 +40,28 @@ class LocalTraining:
         if self.epochs < 1 or self.batch_size < 1:
             raise ValueError(f"epochs and batch_size must be at least 1: {self}")
 
-    def __call__(self, model: nn.Module, dataset: Dataset, indices: Tensor, *, generator: torch.Generator) -> float:
+    def __call__(
+        self,
+        model: nn.Module,
+        dataset: Dataset,
+        indices: Tensor,
+        *,
+        generator: torch.Generator,
+        extra: Callable[[nn.Module], Tensor] | None = None,
+        only: Collection[str] | None = None,
+    ) -> float:
         """Trains the model in place and returns the mean loss over all batches.
 
         The generator decides everything random, dropout included. A last batch that is not full is left out,
-        unless it is the only one.
+        unless it is the only one. `extra` is a loss of the model that is added at every step, and `only` names the
+        parameters that move.
         """
         if not len(indices):
             raise ValueError("no samples to train on: indices is empty")
         device = next(model.parameters()).device
         inputs, labels = dataset.train_inputs, dataset.train_labels
-        optimiser = torch.optim.SGD(
-            model.parameters(), lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay
-        )
+        moving = [weight for name, weight in model.named_parameters() if only is None or name in only]
+        optimiser = torch.optim.SGD(moving, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
         losses = []
         model.train()
         with _seeded(generator, device), _channels_last(model):
@@ -62,7 +71,9 @@ class LocalTraining:
                     if dataset.augment:
                         x = crop_and_flip(x, generator=generator)
                     loss = F.cross_entropy(model(_layout(dataset.prepare(x.to(device)))), y)
-                    optimiser.zero_grad()
+                    if extra is not None:
+                        loss = loss + extra(model)
+                    model.zero_grad()
                     loss.backward()
                     optimiser.step()
                     losses.append(loss.detach())
@@ -73,6 +84,38 @@ class LocalTraining:
         batches = list(torch.split(order, self.batch_size))
         incomplete = len(batches[-1]) < self.batch_size
         return batches[:-1] if self.drop_last and incomplete and len(batches) > 1 else batches
+
+
+@dataclass(frozen=True, eq=False)
+class ClientPractice:
+    """A client's own training on its own samples, ready to be called by a method that adds to it."""
+
+    training: LocalTraining
+    dataset: Dataset
+    indices: Tensor
+    generator: torch.Generator
+
+    @property
+    def epochs(self) -> int:
+        return self.training.epochs
+
+    def __call__(
+        self,
+        model: nn.Module,
+        *,
+        epochs: int | None = None,
+        extra: Callable[[nn.Module], Tensor] | None = None,
+        only: Collection[str] | None = None,
+    ) -> float:
+        training = self.training if epochs is None else replace(self.training, epochs=epochs)
+        return training(model, self.dataset, self.indices, generator=self.generator, extra=extra, only=only)
+
+    def some(self, count: int) -> tuple[Tensor, Tensor]:
+        chosen = self.indices[:count]
+        return self.dataset.train_inputs[chosen], self.dataset.train_labels[chosen]
+
+    def prepare(self, raw: Tensor) -> Tensor:
+        return self.dataset.prepare(raw)
 
 
 def crop_and_flip(images: Tensor, *, generator: torch.Generator) -> Tensor:

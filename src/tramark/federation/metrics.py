@@ -10,6 +10,7 @@ questions, which keeps marks from colliding; *collisions* is the share of pairs 
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from tramark.data import Dataset
 from tramark.fleet import Fleet
 from tramark.inject import device_of, loaded
 from tramark.keys import Keyring
-from tramark.methods.base import Method
+from tramark.methods import Method, Verifiable
 from tramark.region import Subspace
 from tramark.split import split
 from tramark.tracing.statistics import p_values
@@ -42,7 +43,7 @@ class Traceability:
     collisions: float
     per_client: dict[str, dict[str, float]]
 
-    def to_dict(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
@@ -59,6 +60,28 @@ def task_accuracy(method: Method, dataset: Dataset, *, samples: int | None = Non
 def traceability(method: Method, keyring: Keyring) -> Traceability:
     """VR, confidence, leakage, interval and KL of a fleet on the held-out variants of its questions."""
     return judge(keyring, method.fleet.clients, lambda x: answers_of_all(method.model, method.fleet, x))
+
+
+def verification(method: Method) -> dict[str, Any]:
+    """How a method of any kind does on its own clients' models, each verified by itself.
+
+    VR is the share of models traced to their owner and nobody else, None if the method names nobody; *owned* is the
+    share that it claims for the federation.
+    """
+    assert isinstance(method, Verifiable)
+    per_client: dict[str, dict[str, float]] = {}
+    flat = torch.empty_like(method.fleet.base)
+    for client in method.fleet.clients:
+        with loaded(method.model, method.fleet, method.fleet.weights(client, out=flat)) as model:
+            finding = method.verify(model)
+            per_client[client] = {
+                "confidence": method.confidence(model, client),
+                "owned": float(finding.owned),
+                "traced": float(finding.accused == (client,)),
+            }
+    mean = {name: sum(p[name] for p in per_client.values()) / len(per_client) for name in ("confidence", "owned")}
+    traced = sum(p["traced"] for p in per_client.values()) / len(per_client)
+    return mean | {"vr": traced if method.names_clients else None, "per_client": per_client}
 
 
 def judge(keyring: Keyring, clients: Sequence[str], answer: Callable[[Tensor], Tensor]) -> Traceability:

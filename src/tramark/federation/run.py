@@ -22,8 +22,8 @@ from tramark.federation import partition
 from tramark.federation.checkpoint import dump, restore, save_warm_up, warm_start, write, write_model
 from tramark.federation.client import LocalTraining
 from tramark.federation.simulator import Simulation
-from tramark.keys import Assignment, Keyring
-from tramark.methods import FedAvg, Method
+from tramark.keys import Assignment
+from tramark.methods import METHODS, Method, Scene
 from tramark.server import TraMark
 from tramark.triggers import LabelledImages, Patterns, Tokens, Triggers, Vectors, WafflePatterns
 from tramark.vault import SERVER, KeySource, Vault, default_key_file, make_key_file
@@ -49,7 +49,7 @@ class Settings:
     rounds: int = 50
     warmup: int = 25
     ratio: float = 0.01
-    method: Literal["fedavg", "tramark"] = "tramark"
+    method: str = "tramark"
     preset: str = "default"
     answers: Assignment = "code"
     questions: int | None = None
@@ -64,6 +64,8 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise SettingError(f"no method {self.method!r}: there are {', '.join(METHODS)}")
         if self.clients < 1:
             raise SettingError(f"{self.clients} clients: there must be at least one")
         if self.rounds < 1:
@@ -105,25 +107,23 @@ def prepare(settings: Settings, *, data_dir: Path | None = None, device: torch.d
         vocabulary=dataset.vocabulary,
         seed=settings.seed,
     )
-    classes = max(dataset.classes, len(names)) if settings.answers == "label" else dataset.classes
+    labels = settings.method == "tramark" and settings.answers == "label"
+    classes = max(dataset.classes, len(names)) if labels else dataset.classes
     if classes > dataset.classes:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(settings.seed)
             extend_head(model, classes)
     model = model.to(device or torch.device("cpu"))
-    method: Method
-    if settings.method == "fedavg":
-        method = FedAvg(model, names)
-    else:
-        keyring = Keyring.generate(
-            clients=names,
-            classes=classes,
-            triggers=_triggers(settings, dataset, data_dir),
-            assignment=settings.answers,
-            questions=settings.questions,
-            secret=hashlib.sha256(f"tramark simulation {settings.seed}".encode()).digest(),
-        )
-        method = TraMark(model, keyring, ratio=settings.ratio, warmup_rounds=settings.warmup, preset=settings.preset)
+    own = ("answers", "questions", "ratio", "preset") if settings.method == "tramark" else ()
+    scene = Scene(
+        clients=tuple(names),
+        classes=classes,
+        triggers=_triggers(settings, dataset, data_dir),
+        secret=hashlib.sha256(f"tramark simulation {settings.seed}".encode()).digest(),
+        warmup=settings.warmup,
+        options={name: getattr(settings, name) for name in own},
+    )
+    method: Method = METHODS[settings.method].make(model, scene)
     return Simulation(
         method,
         dataset,

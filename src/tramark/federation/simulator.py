@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from tramark.data import Dataset
-from tramark.federation.client import LocalTraining, predict
-from tramark.federation.metrics import judge, task_accuracy, traceability
-from tramark.keys import Keyring
-from tramark.methods.base import Method
+from tramark.federation.client import ClientPractice, LocalTraining
+from tramark.federation.metrics import task_accuracy, traceability, verification
+from tramark.methods import ClientSide, Method, Verifiable
 from tramark.server import TraMark
 
 
@@ -52,17 +51,18 @@ class Simulation:
         self._scratch = copy.deepcopy(self.method.model)
 
     @property
-    def keyring(self) -> Keyring | None:
-        """The keyring of a server that marks."""
-        return self.method.keyring if isinstance(self.method, TraMark) else None
+    def marked(self) -> bool:
+        """Whether models bear anything yet that could be verified."""
+        return isinstance(self.method, Verifiable) and (not isinstance(self.method, TraMark) or self.method.marked)
 
     def step(self, *, keep: bool = False) -> dict[str, Any]:
         """One round; gives its metrics."""
-        marked = isinstance(self.method, TraMark) and self.method.marked
         taking_part = self._sample()
         sizes = {c: float(len(part)) for c, part in zip(self.method.fleet.clients, self.parts, strict=True)}
         confidences: list[float] = []
-        report = self.method.collect(self._train(taking_part, confidences if marked else None, keep), weights=sizes)
+        report = self.method.collect(
+            self._train(taking_part, confidences if self.marked else None, keep), weights=sizes
+        )
         return {
             "round": report.round,
             "clients": len(report.used),
@@ -82,9 +82,13 @@ class Simulation:
         per_client: dict[str, dict[str, float]] = {client: {"ma": ma} for client, ma in accuracy.items()}
         if isinstance(self.method, TraMark) and self.method.marked:
             found = traceability(self.method, self.method.keyring).to_dict()
-            for client, values in found.pop("per_client").items():  # type: ignore[attr-defined]
-                per_client[client] |= values
-            metrics |= found
+        elif isinstance(self.method, Verifiable) and not isinstance(self.method, TraMark):
+            found = verification(self.method)
+        else:
+            found = {"per_client": {}}
+        for client, values in found.pop("per_client").items():
+            per_client[client] |= values
+        metrics |= found
         return metrics | {"per_client": per_client}
 
     def _train(
@@ -94,17 +98,17 @@ class Simulation:
         outgoing = self.method.dispatch([clients[i] for i in taking_part])
         for i in taking_part:
             self._scratch.load_state_dict(outgoing[clients[i]])
-            self.training(self._scratch, self.dataset, self.parts[i], generator=self._generator(i + 1))
-            if confidences is not None:
-                confidences.append(self._confidence(clients[i]))
+            practice = ClientPractice(self.training, self.dataset, self.parts[i], self._generator(i + 1))
+            if isinstance(self.method, ClientSide):
+                self.method.train_client(clients[i], self._scratch, practice)
+            else:
+                practice(self._scratch)
+            if confidences is not None and isinstance(self.method, Verifiable):
+                confidences.append(self.method.confidence(self._scratch, clients[i]))
             state = self._scratch.state_dict()
             if keep:
                 self.trained[clients[i]] = {name: tensor.cpu().clone() for name, tensor in state.items()}
             yield clients[i], state
-
-    def _confidence(self, client: str) -> float:
-        assert self.keyring is not None
-        return judge(self.keyring, [client], lambda x: predict(self._scratch, x)[None]).confidence
 
     def _sample(self) -> list[int]:
         count = len(self.parts)

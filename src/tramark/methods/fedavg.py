@@ -2,11 +2,12 @@
 
 import copy
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor, nn
 
 from tramark.fleet import Fleet, Outgoing
+from tramark.methods.base import Scene
 from tramark.server import Incoming, RoundReport, Weights, fold
 
 
@@ -22,6 +23,10 @@ class FedAvg:
         self.model = copy.deepcopy(model)
         self.fleet = Fleet(model, clients)
         self.round = 0
+
+    @classmethod
+    def make(cls, model: nn.Module, scene: Scene) -> Self:
+        return cls(model, scene.clients)
 
     def dispatch(self, clients: Iterable[str] | None = None) -> Mapping[str, dict[str, Tensor]]:
         return Outgoing(self.fleet, self.fleet.clients if clients is None else clients)
