@@ -33,7 +33,8 @@ MAY_KNOW |= {
     "tracing": CORE | {"models", "commitment", "vault"},
     "methods": CORE | {"tracing"},
     "federation": CORE | {"commitment", "data", "models", "methods", "packing", "tracing", "vault"},
-    "cli": CORE | {"data", "models", "methods", "tracing", "federation", "vault", "commitment"},
+    "attacks": CORE | {"data", "models", "methods", "tracing", "federation"},
+    "cli": CORE | {"attacks", "data", "models", "methods", "tracing", "federation", "vault", "commitment"},
 }
 
 
