@@ -68,7 +68,7 @@ def confidence(model: nn.Module, keyring: Keyring, client: str) -> float:
 
 def measure(name: str, preset: str, repeats: int, warmup: int) -> dict[str, Any]:
     settings = Settings(
-        data=DATA[name], model=name, samples_per_client=200, local_epochs=1, rounds=warmup + 1, warmup=warmup,
+        data=DATA[name], model=name, samples_per_client=500, local_epochs=1, rounds=warmup + 1, warmup=warmup,
         preset=preset, answers="code" if preset == "default" else "label", triggers="patterns",
     )  # fmt: skip
     simulation = prepare(settings)
@@ -107,7 +107,7 @@ def measure(name: str, preset: str, repeats: int, warmup: int) -> dict[str, Any]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["cnn"], choices=DATA)
-    parser.add_argument("--presets", nargs="+", default=["default", "released"])
+    parser.add_argument("--presets", nargs="+", default=["default", "late"])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--warmup", type=int, default=6, help="rounds of real training beforehand")
     parser.add_argument("--json", action="store_true", help="print a JSON list instead of a table")

@@ -3,10 +3,11 @@
 The update of a linear layer, ΔW, is a sum of outer products of output gradients with the layer's inputs on a client's
 data. So Σ ΔWᵀΔW tells in which directions those inputs lie: up to scale, it stands in for their second moment C, which
 the server could not know otherwise. It is estimated as updates stream by, one round averaged into the next with weight
-½. It is kept as a sketch A of a thousand rows with C ≈ AᵀA, which costs little more than reading the updates, or as the
-matrix itself in layers with no more inputs than that. On request the mean |Δ|, how far each weight moves, is kept, too.
+½. It is kept as a sketch A of some hundred rows with C ≈ AᵀA, which costs little more than reading the updates, or as
+the matrix itself in layers with no more inputs than that.
 """
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -50,7 +51,12 @@ class SketchedMoment:
     ridge: float
 
     def solve(self, right: Tensor) -> Tensor:
-        gram = self.rows @ self.rows.T
+        count = len(self.rows)
+        gram = self.rows.new_zeros(count, count)
+        # The factorisation reads the lower half only: most of the upper one is not computed.
+        for start in range(0, count, 128):
+            stop = start + 128
+            gram[start:stop, :stop] = self.rows[start:stop] @ self.rows[:stop].T
         gram.diagonal().add_(self.ridge)
         inner = torch.cholesky_solve(self.rows @ right, torch.linalg.cholesky(gram))
         return (right - self.rows.T @ inner) / self.ridge
@@ -71,7 +77,6 @@ class Drift:
     ridge : what is added to the diagonal of C, whose trace is the number of inputs: directions that no update has shown
         yet count as a little used.
     sketch : rows of the sketch; layers with no more inputs than that keep a matrix.
-    movement : keep the mean |Δ| of every weight, too: which weights the main task moves. It takes d more numbers.
     """
 
     def __init__(
@@ -81,8 +86,7 @@ class Drift:
         *,
         device: torch.device | str = "cpu",
         ridge: float = 0.02,
-        sketch: int = 1024,
-        movement: bool = False,
+        sketch: int = 512,
     ) -> None:
         self.slots: dict[str, Slot] = {layer: layout.slots[layer] for layer in layers}
         self.device = torch.device(device)
@@ -92,13 +96,16 @@ class Drift:
         self._seen = 0
         self._average: dict[str, Tensor] = {}
         self._sum: dict[str, Tensor] = {}
-        self.movement = torch.zeros(layout.size) if movement else None
-        self._moved = torch.zeros(layout.size) if movement else None
 
-    def observe(self, delta: Tensor) -> None:
-        """Fold in one client's update, a flat vector."""
-        for number, (layer, slot) in enumerate(self.slots.items()):
-            update = slot.of(delta).view(slot.shape[0], -1).to(self.device, torch.float32)
+    @property
+    def layers(self) -> Collection[str]:
+        """The names of the layers' weight tensors."""
+        return self.slots.keys()
+
+    def observe(self, updates: Mapping[str, Tensor]) -> None:
+        """Fold in one client's updates of the layers."""
+        for number, (layer, update) in enumerate((layer, updates[layer]) for layer in self.slots):
+            update = update.view(len(update), -1).to(self.device, torch.float32)
             if layer not in self._sum:
                 self._sum[layer] = torch.zeros(self.sketch, update.shape[1], device=self.device)
             # The rows of all updates go round and round the sketch's, each with a random sign: its square is that of
@@ -106,8 +113,6 @@ class Drift:
             signs = self._signs(len(update), hash((self.rounds, self._seen, number)) & (2**62 - 1))
             places = (torch.arange(len(update), device=self.device) + self._seen * len(update)) % self.sketch
             self._sum[layer].index_add_(0, places, update * signs[:, None])
-        if self._moved is not None:
-            self._moved += delta.abs()
         self._seen += 1
 
     def settle(self) -> None:
@@ -126,9 +131,6 @@ class Drift:
             elif old is not None:
                 fresh = (old * self._signs(len(old), self.rounds)[:, None] + fresh) / 2**0.5
             self._average[layer] = fresh
-        if self.movement is not None and self._moved is not None and self._seen:
-            mean = self._moved / self._seen
-            self.movement = (self.movement + mean) / 2 if self.rounds else mean
         self.forget()
         self.rounds += 1
 
@@ -136,8 +138,6 @@ class Drift:
         """Drop what was seen since the last round ended."""
         self._sum = {}
         self._seen = 0
-        if self._moved is not None:
-            self._moved.zero_()
 
     def moment(self, layer: str) -> Moment:
         """The estimate for a layer; before any update has been seen, all directions count alike."""
@@ -151,8 +151,6 @@ class Drift:
     def state_dict(self) -> dict[str, Tensor]:
         """The settled estimate (between rounds there is nothing else)."""
         state = {f"moment.{layer}": tensor for layer, tensor in self._average.items()}
-        if self.movement is not None:
-            state["movement"] = self.movement
         return state | {"rounds": torch.tensor(self.rounds)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> Self:
@@ -162,8 +160,6 @@ class Drift:
             if kept is not None and tuple(kept.shape) != wanted:
                 raise ValueError(f"the drift of {layer} is kept as {tuple(kept.shape)} numbers instead of {wanted}")
         self.rounds = int(state["rounds"])
-        if self.movement is not None:
-            self.movement = state["movement"].clone()
         self._average = {
             name.removeprefix("moment."): tensor.to(self.device)
             for name, tensor in state.items()

@@ -8,17 +8,33 @@ in update by update: with client i's update Δ_i (what came back minus what was 
 
 which is the paper's masked aggregation, θ_i + M_m ⊙ mean Δ + M_w ⊙ Δ_i, since a client's model shows the base only
 where its mark does not cover it. For a subspace the marks are written anew each round, and the updates alone are
-averaged: what was sent is subtracted first, so that marks never mix.
+averaged: what was sent is subtracted first, so that marks never mix. Nothing of a client's size is ever made for that:
+tensors without marks go into the sum in pieces that fit a processor's cache, and only tensors with marks are built.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from tramark.region import Places, Region, load_region
-from tramark.weights import Layout, Slot, State
+from tramark.weights import Layout, State
+
+PIECE = 2**18
+"""Numbers folded in at a time: as many as stay in a processor's cache."""
+
+
+class Observer(Protocol):
+    """Who is shown the updates of some tensors as they come in."""
+
+    @property
+    def layers(self) -> Collection[str]:
+        """The names of those tensors."""
+
+    def observe(self, updates: Mapping[str, Tensor]) -> None:
+        """One client's updates of them."""
 
 
 class UpdateError(ValueError):
@@ -78,7 +94,33 @@ class Fleet:
 
     def state(self, client: str | None = None) -> dict[str, Tensor]:
         """The state dict of a client's model, or of the unmarked base."""
-        return self.layout.state(self.base if client is None else self.weights(client), self.buffers)
+        state = self.layout.state(self.base, self.buffers)
+        if client is not None:
+            for name in self._marked:
+                state[name].copy_(self.sent(client, name))
+        return state
+
+    def sent(self, client: str, name: str) -> Tensor:
+        """One tensor of a client's model, as precisely as the server knows it."""
+        slot, row = self.layout.slots[name], self._row(client)
+        tensor = slot.of(self.base).clone()
+        if self.region is not None:
+            self.region.put_in(slot, tensor, self.marks[row])
+        return tensor
+
+    def update(self, client: str, name: str, returned: Tensor) -> Tensor:
+        """How far one tensor of a client's model has moved: returned − sent, as it was sent in the model's dtype."""
+        sent = self.sent(client, name)
+        dtype = self.layout.slots[name].dtype
+        return torch.sub(returned.to(sent.device, sent.dtype), sent.to(dtype).to(sent.dtype), out=sent)
+
+    def unmarked(self, client: str, returned: State) -> dict[str, Tensor]:
+        """What a client would have returned, had it been sent the base."""
+        own = {
+            name: (slot.of(self.base) + self.update(client, name, returned[name])).to(slot.dtype)
+            for name, slot in ((name, self.layout.slots[name]) for name in self._marked)
+        }
+        return {name: own.get(name, returned[name]) for name in self.layout.order}
 
     def rebase(self, base: State) -> None:
         """Take up another base; the marks stay what they are."""
@@ -88,12 +130,15 @@ class Fleet:
     @property
     def shared(self) -> frozenset[str]:
         """The names of the tensors that are the same in everybody's model."""
-        own = set() if self.region is None else self.region.tensors(self.layout)
-        return frozenset(self.layout.order) - own
+        return frozenset(self.layout.order) - self._marked
 
-    def begin(self, observe: Callable[[Tensor], None] | None = None) -> "Aggregation":
-        """Begin to fold in a round's updates; `observe` is shown each of them, as a flat vector."""
-        return Aggregation(self, observe)
+    @property
+    def _marked(self) -> set[str]:
+        return set() if self.region is None else self.region.tensors(self.layout)
+
+    def begin(self, observer: Observer | None = None) -> "Aggregation":
+        """Begin to fold in a round's updates; the observer is shown those of the tensors it asks for."""
+        return Aggregation(self, observer)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything but the clients' names."""
@@ -135,20 +180,21 @@ class Aggregation:
     """
 
     fleet: Fleet
-    observe: Callable[[Tensor], None] | None = None
+    observer: Observer | None = None
     taken: dict[str, float] = field(default_factory=dict)
     _sum: Tensor = field(init=False, repr=False)
-    _scratch: Tensor = field(init=False, repr=False)
+    _apart: set[str] = field(init=False, repr=False)
     _buffers: dict[str, Tensor] = field(init=False, repr=False)
     _marks: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        self._sum = torch.zeros(self.fleet.layout.size, dtype=torch.float64)
-        self._scratch = torch.empty_like(self.fleet.base)
-        self._buffers = {n: torch.zeros(t.shape, dtype=torch.float64) for n, t in self.fleet.buffers.items()}
+        fleet = self.fleet
+        self._sum = torch.zeros(fleet.layout.size, dtype=torch.float64)
+        self._apart = fleet._marked | set(self.observer.layers if self.observer else ())
+        self._buffers = {n: torch.zeros(t.shape, dtype=torch.float64) for n, t in fleet.buffers.items()}
 
-    def add(self, client: str, state: State, weight: float = 1.0) -> Tensor:
-        """Fold in what a client returned; gives its update as a flat vector, valid until the next call.
+    def add(self, client: str, state: State, weight: float = 1.0) -> None:
+        """Fold in what a client returned.
 
         An update that cannot be used raises `UpdateError` and leaves everything as it was.
         """
@@ -161,24 +207,32 @@ class Aggregation:
             raise UpdateError(client, f"its weight must be a positive number, not {weight}")
         if problem := layout.problem(state):
             raise UpdateError(client, problem)
-        delta = fleet.weights(client, out=self._scratch)
+        row, seen = fleet.clients.index(client), {}
+        own = fleet.marks[row].clone()
         for name, slot in layout.tensors.items():
-            _subtract(state[name], slot.of(delta), slot)
-        self._sum.add_(delta, alpha=weight)
+            if name not in self._apart:
+                _fold(slot.of(self._sum), state[name], slot.of(fleet.base), slot.dtype, weight)
+                continue
+            update = fleet.update(client, name, state[name])
+            for some, moved in zip(_pieces(slot.of(self._sum)), _pieces(update), strict=True):
+                some.add_(moved, alpha=weight)
+            if isinstance(fleet.region, Places):
+                inside, places = fleet.region.inside(slot)
+                own[inside] += update.view(-1)[places]
+            if self.observer is not None and name in self.observer.layers:
+                seen[name] = update
         for name, total in self._buffers.items():
             total.add_(_difference(state[name].cpu(), fleet.buffers[name]), alpha=weight)
         if isinstance(fleet.region, Places):
-            row = fleet.clients.index(client)
-            self._marks[row] = fleet.marks[row] + fleet.region.take(delta)
+            self._marks[row] = own
         self.taken[client] = weight
-        if self.observe is not None:
-            self.observe(delta)
-        return delta
+        if self.observer is not None:
+            self.observer.observe(seen)
 
     def mean(self) -> dict[str, Tensor]:
         """What the base will be: the old one and the mean update, as a state dict."""
         fleet, total = self.fleet, sum(self.taken.values())
-        return fleet.layout.state(fleet.base + self._sum / total, self._mean_buffers()) if total else fleet.state()
+        return fleet.layout.state(self._mean(fleet.base.clone()), self._mean_buffers()) if total else fleet.state()
 
     def finish(self, base: State | None = None) -> None:
         """Let the round take effect: the mean becomes the new base, or another one that was made of the updates.
@@ -190,11 +244,18 @@ class Aggregation:
         fleet = self.fleet
         if base is None:
             fleet.buffers = self._mean_buffers()
-            fleet.base.add_(self._sum.div_(sum(self.taken.values())))
+            self._mean(fleet.base)
         else:
             fleet.rebase(base)
         for row, mark in self._marks.items():
             fleet.marks[row] = mark
+
+    def _mean(self, base: Tensor) -> Tensor:
+        """The mean update added to a base, in place and in pieces: a whole quotient would be two models large."""
+        total = sum(self.taken.values())
+        for some, summed in zip(_pieces(base), _pieces(self._sum), strict=True):
+            some += summed / total
+        return base
 
     def _mean_buffers(self) -> dict[str, Tensor]:
         total = sum(self.taken.values())
@@ -207,9 +268,15 @@ class Aggregation:
         return buffers
 
 
-def _subtract(returned: Tensor, sent: Tensor, slot: Slot) -> None:
-    """sent ← returned − sent, where what was really sent is `sent` rounded to the model's dtype."""
-    torch.sub(returned.to(sent.device, sent.dtype), sent.to(slot.dtype).to(sent.dtype), out=sent)
+def _fold(total: Tensor, returned: Tensor, base: Tensor, dtype: torch.dtype, weight: float) -> None:
+    """total += weight · (returned − base), where what was really sent is the base in the model's dtype."""
+    for some, back, sent in zip(_pieces(total), _pieces(returned), _pieces(base), strict=True):
+        some.add_(back.to(sent.device, sent.dtype) - sent.to(dtype).to(sent.dtype), alpha=weight)
+
+
+def _pieces(tensor: Tensor) -> tuple[Tensor, ...]:
+    pieces: tuple[Tensor, ...] = tensor.detach().reshape(-1).split(PIECE)
+    return pieces
 
 
 def _as(values: Tensor, dtype: torch.dtype) -> Tensor:

@@ -15,8 +15,10 @@ formed.
 Everything runs in evaluation mode: neither dropout nor the questions' batch statistics reach the model.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -27,7 +29,7 @@ from tramark.drift import Drift, Moment
 from tramark.fleet import Fleet
 from tramark.keys import Keyring
 from tramark.region import Directions, Places, Subspace, editable_layers, smallest_weights
-from tramark.split import Split, split
+from tramark.split import GraphRun, Split, split
 from tramark.weights import Layout
 
 State = dict[str, Tensor]
@@ -54,7 +56,7 @@ class ClosedForm:
     ----------
     layer_names : linear layers to write into; by default the last hidden one (the output layer if there is none).
     margin : by how much the wanted label's logit must beat every other. In a layer that is too small to bear it, less:
-        it is halved, up to four times, until the edit is `harmless`.
+        it is halved, up to four times, until the `Brake` lets it pass.
     residual : λ is the largest at which variants that were left out still get 1 − residual of the change asked for.
     steps : at most so many steps of the search.
     """
@@ -96,16 +98,12 @@ class ClosedForm:
                 write_directions(inputs, sheet.owner, drift.moment(f"{layer}.weight"), self.residual)
                 for layer, inputs in zip(layers, _inputs_of(model, layers, sheet.inputs, run), strict=True)
             ]
-            search = Search(model, layers, run, edits, sheet)
-            for margin in (self.margin / 2**halvings for halvings in range(5)):
-                changes = search.smallest(margin, steps=self.steps, batch=self.batch)
-                if all(
-                    harmless(
-                        model.get_parameter(f"{layer}.weight").detach(), change, edit, drift.moment(f"{layer}.weight")
-                    )
-                    for layer, change, edit in zip(layers, changes, edits, strict=True)
-                ):
-                    break
+            brakes = [
+                Brake.of(model.get_parameter(f"{layer}.weight").detach(), edit, drift.moment(f"{layer}.weight"))
+                for layer, edit in zip(layers, edits, strict=True)
+            ]
+            search = Search(model, layers, run, edits, sheet, self.steps, self.batch)
+            changes = search.within(brakes, self.margin)
         parts, marks = [], []
         for layer, edit, change in zip(layers, edits, changes, strict=True):
             basis, triangle = torch.linalg.qr(edit)
@@ -124,6 +122,8 @@ class GradientSteps:
     ----------
     ratio : the region's share k of all weights.
     per_tensor : choose the region tensor by tensor instead of over the whole model.
+    late : choose it in linear layers only. They hold nearly all weights of most nets, and all that comes before them
+        is then run once a round.
     rate : the learning rate η_w.
     passes : how often the key's training questions are gone through (the iterations τ_w, if batches are full).
     batch_size : questions a step; None takes all at once.
@@ -132,6 +132,7 @@ class GradientSteps:
 
     ratio: float = 0.01
     per_tensor: bool = False
+    late: bool = False
     rate: float = 1e-4
     passes: int = 5
     batch_size: int | None = None
@@ -141,41 +142,138 @@ class GradientSteps:
         return ()
 
     def begin(self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift) -> Keyring:
-        region = smallest_weights(fleet.base, fleet.layout, self.ratio, per_tensor=self.per_tensor)
+        within = [f"{layer}.weight" for layer in editable_layers(model)] if self.late else None
+        region = smallest_weights(fleet.base, fleet.layout, self.ratio, per_tensor=self.per_tensor, within=within)
         fleet.settle(region, region.take(fleet.base).repeat(len(fleet.clients), 1))
         return keyring
 
     def inject(self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift) -> None:
         device = device_of(model)
         assert isinstance(fleet.region, Places)
-        parts = list(_parts(model, fleet.layout, fleet.region))
-        sizes = [len(places) for _, places in parts]
-        flat = torch.empty_like(fleet.base)
-        for row, client in enumerate(fleet.clients):
-            key = keyring.key(client)
-            inputs = keyring.inputs(key, "train").flatten(0, 1).to(device)
-            answers = torch.tensor(key.answers, device=device).repeat_interleave(keyring.train_variants)
-            mark = fleet.marks[row].to(device)
-            total = torch.zeros_like(mark)
-            with loaded(model, fleet, fleet.weights(client, out=flat)):
-                for _ in range(self.passes):
-                    size = self.batch_size or len(inputs)
-                    for some, wanted in zip(inputs.split(size), answers.split(size), strict=True):
-                        loss = F.cross_entropy(model(some), wanted)
-                        dense = torch.autograd.grad(loss, [weight for weight, _ in parts], materialize_grads=True)
-                        inside = zip(dense, parts, strict=True)
-                        gradient = torch.cat([g.flatten()[places] for g, (_, places) in inside]).to(mark.dtype)
-                        total = total + gradient if self.summed else gradient
-                        mark = mark - self.rate * total
-                        for (weight, places), values in zip(parts, mark.split(sizes), strict=True):
-                            weight.data.view(-1)[places] = values.to(weight.dtype)
-            fleet.marks[row] = mark.cpu()
+        parts = [Part.of(model, fleet, name, fleet.region) for name in _in_order(model, fleet.region, fleet.layout)]
+        late = all(part.linear for part in parts)
+        run: Split | None = None
+        with loaded(model, fleet):
+            for row, client in enumerate(fleet.clients):
+                key = keyring.key(client)
+                answers = torch.tensor(key.answers, device=device).repeat_interleave(keyring.train_variants)
+                if row == 0 or keyring.assignment == "label":
+                    inputs = keyring.inputs(key, "train").flatten(0, 1).to(device)
+                    run = split(model, parts[0].layer, inputs) if late else None
+                if isinstance(run, GraphRun) and all(run.leads_to(part.layer) for part in parts):
+                    steps: Steps = LateSteps(model, parts, run)
+                else:
+                    _load(model, fleet, fleet.weights(client))
+                    steps = WholeSteps(model, parts, inputs)
+                fleet.marks[row] = self._train(steps, fleet.marks[row].to(device), answers).cpu()
+
+    def _train(self, steps: "Steps", mark: Tensor, answers: Tensor) -> Tensor:
+        size = self.batch_size or len(answers)
+        total = torch.zeros_like(mark)
+        for _ in range(self.passes):
+            for some in torch.arange(len(answers), device=answers.device).split(size):
+                gradient = steps.gradient(mark, some, answers[some])
+                total = total + gradient if self.summed else gradient
+                mark = mark - self.rate * total
+        return mark
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """The part of a region of places that lies in one tensor."""
+
+    name: str
+    weight: nn.Parameter
+    some: slice
+    """Which part of a mark it is."""
+    places: Tensor
+    linear: bool
+    """Whether it is the matrix of a linear layer."""
+
+    @classmethod
+    def of(cls, model: nn.Module, fleet: Fleet, name: str, region: Places) -> "Part":
+        some, places = region.inside(fleet.layout.slots[name])
+        layer, _, own = name.rpartition(".")
+        linear = own == "weight" and isinstance(model.get_submodule(layer), nn.Linear)
+        return cls(name, model.get_parameter(name), some, places.to(device_of(model)), linear)
+
+    @property
+    def layer(self) -> str:
+        return self.name.rpartition(".")[0]
+
+    def put(self, mark: Tensor) -> None:
+        self.weight.data.view(-1)[self.places] = mark[self.some].to(self.weight.dtype)
+
+
+class Steps(Protocol):
+    """Gives gradients at the places of a region for one client."""
+
+    def gradient(self, mark: Tensor, some: Tensor, answers: Tensor) -> Tensor:
+        """The loss's gradient at the places, for some of the questions, where the places hold `mark`."""
+
+
+@dataclass(frozen=True, eq=False)
+class WholeSteps:
+    """Gradients through the whole model."""
+
+    model: nn.Module
+    parts: Sequence[Part]
+    inputs: Tensor
+
+    def gradient(self, mark: Tensor, some: Tensor, answers: Tensor) -> Tensor:
+        for part in self.parts:
+            part.put(mark)
+        loss = F.cross_entropy(self.model(self.inputs[some]), answers)
+        dense = torch.autograd.grad(loss, [part.weight for part in self.parts], materialize_grads=True)
+        return torch.cat([g.flatten()[part.places] for g, part in zip(dense, self.parts, strict=True)]).to(mark.dtype)
+
+
+class LateSteps:
+    """Gradients where all places lie in linear layers.
+
+    Everything up to the first of these layers has been run, this layer with the base's own weights, too: a mark adds
+    a sparse product to it. No gradient of a whole matrix is ever formed: at the places it is that of the layer's
+    output times the layer's input.
+    """
+
+    def __init__(self, model: nn.Module, parts: Sequence[Part], run: Split) -> None:
+        self._parts, self._run = parts, run
+        self._modules = [model.get_submodule(part.layer) for part in parts]
+        self._patterns = [_pattern(part) for part in parts]
+        first = parts[0]
+        self._base = first.weight.detach().view(-1)[first.places].clone()
+
+    def gradient(self, mark: Tensor, some: Tensor, answers: Tensor) -> Tensor:
+        first, *later = self._parts
+        run = self._run.some(some)
+        for part in later:
+            part.put(mark)
+        moved = _with_values(self._patterns[0], (mark[first.some] - self._base).to(run.layer_inputs.dtype))
+        response = (moved @ run.layer_inputs.reshape(-1, moved.shape[1]).T).T
+        outputs = run.layer_outputs + response.view(run.layer_outputs.shape)
+        seen: list[tuple[Tensor, Tensor]] = [(run.layer_inputs, outputs.requires_grad_())]
+        handles = [
+            module.register_forward_hook(lambda _, args, out: seen.append((args[0].detach(), out)))
+            for module in self._modules[1:]
+        ]
+        try:
+            loss = F.cross_entropy(run.after(outputs), answers)
+        finally:
+            for handle in handles:
+                handle.remove()
+        slopes = torch.autograd.grad(loss, [out for _, out in seen])
+        pieces = [
+            _sampled(pattern, slope.reshape(-1, len(pattern)).T, inputs.reshape(-1, pattern.shape[1]))
+            for pattern, slope, (inputs, _) in zip(self._patterns, slopes, seen, strict=True)
+        ]
+        return torch.cat(pieces).to(mark.dtype)
 
 
 PRESETS: dict[str, Callable[[float], Injection]] = {
     "default": lambda ratio: ClosedForm(),
     "paper": lambda ratio: GradientSteps(ratio=ratio),
     "released": lambda ratio: GradientSteps(ratio=ratio, per_tensor=True, batch_size=32, summed=True),
+    "late": lambda ratio: GradientSteps(ratio=ratio, per_tensor=True, late=True, batch_size=32, summed=True),
 }
 
 
@@ -200,7 +298,14 @@ class AnswerSheet:
             answers[row, [column[q] for q in key.questions]] = torch.tensor(key.answers)
         raw = keyring.raw(numbers, "train")
         owner = torch.arange(len(numbers)).repeat_interleave(raw.shape[1])
-        return cls(keyring.triggers.prepare(raw.flatten(0, 1)).to(device), owner.to(device), answers.to(device))
+        inputs = keyring.triggers.prepare(raw.flatten(0, 1)).to(device)
+        if inputs.dim() == 4:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        return cls(inputs, owner.to(device), answers.to(device))
+
+    def some(self, rows: Tensor) -> "AnswerSheet":
+        """The same for some of the inputs."""
+        return replace(self, inputs=self.inputs[rows], owner=self.owner[rows])
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,14 +319,44 @@ class Search:
     edits: Sequence[Tensor]
     """Each layer's directions B."""
     sheet: "AnswerSheet"
+    steps: int
+    """At most so many."""
+    batch: int
+    """About so many inputs at a time."""
 
-    def smallest(self, margin: float, *, steps: int, batch: int) -> list[Tensor]:
-        """The smallest changes that give the answers by the margin, for about `batch` inputs at a time."""
-        some = max(1, batch // len(self.sheet.inputs))
-        found = [self._for(wanted, margin, steps) for wanted in self.sheet.answers.split(some)]
+    def within(self, brakes: Sequence["Brake"], margin: float) -> list[Tensor]:
+        """The smallest changes that give the answers by the margin, halved up to four times until no brake is hit.
+
+        Most of the way is gone with one variant of each question; the others differ from it by a little.
+        """
+        owner, halvings = self.sheet.owner, 0
+        first = torch.cat([owner.new_ones(1), owner.diff()]).nonzero().flatten()
+        coarse = replace(self, run=self.run.some(first), sheet=self.sheet.some(first))
+        while True:
+            changes = coarse.smallest(margin / 2**halvings, None)
+            excess = max(brake.excess(change) for brake, change in zip(brakes, changes, strict=True))
+            if excess <= 1 or halvings == 4:
+                changes = self.smallest(margin / 2**halvings, changes)
+                excess = max(brake.excess(change) for brake, change in zip(brakes, changes, strict=True))
+            if excess <= 1 or halvings == 4:
+                return changes
+            # Half the margin takes more than half the change: halvings that cannot be enough are left out.
+            halvings = min(4, halvings + max(1, math.floor(math.log2(excess))))
+
+    def smallest(self, margin: float, near: Sequence[Tensor] | None) -> list[Tensor]:
+        """The smallest changes that give the answers by the margin, from nothing or from what is near them."""
+        clients, questions = self.sheet.answers.shape
+        if near is None:
+            widths = [len(self.model.get_parameter(f"{layer}.weight")) for layer in self.layers]
+            near = [torch.zeros(clients, width, questions, device=self.sheet.answers.device) for width in widths]
+        some = max(1, self.batch // len(self.sheet.inputs))
+        found = [
+            self._for(wanted, margin, [change[rows] for change in near])
+            for rows, wanted in zip(torch.arange(clients).split(some), self.sheet.answers.split(some), strict=True)
+        ]
         return [torch.cat(pieces) for pieces in zip(*found, strict=True)]
 
-    def _for(self, wanted: Tensor, margin: float, steps: int) -> list[Tensor]:
+    def _for(self, wanted: Tensor, margin: float, changes: list[Tensor]) -> list[Tensor]:
         """Each step moves every (client, question) along the gradient of its margin by just as much as it still lacks,
         as if the margin were linear; there is no step size to choose."""
         clients, questions = wanted.shape
@@ -229,17 +364,13 @@ class Search:
         member = F.one_hot(owner, questions).float()
         labels = wanted[:, owner].flatten()
         asked = labels >= 0
-        changes = [
-            torch.zeros(clients, len(self.model.get_parameter(f"{layer}.weight")), questions, device=wanted.device)
-            for layer in self.layers
-        ]
         for change in changes:
             change.requires_grad_()
         best = [change.detach().clone() for change in changes]
         least = torch.full((clients,), torch.inf, device=wanted.device)
         before = torch.full((clients, questions), torch.inf, device=wanted.device)
         pace = torch.ones(clients, questions, device=wanted.device)
-        for _ in range(steps):
+        for _ in range(self.steps):
             logits = self._answer(changes)
             own = logits.gather(1, labels.clamp_min(0)[:, None])[:, 0]
             others = logits.scatter(1, labels.clamp_min(0)[:, None], -torch.inf).amax(1)
@@ -260,7 +391,7 @@ class Search:
                 for i, (change, gradient) in enumerate(zip(changes, steepest, strict=True)):
                     best[i][better] = change[better]
                     change -= gradient * length[:, None]
-            if not least.any():
+            if float(lacking.detach().max()) <= 0.02 * margin:
                 break
         return best
 
@@ -312,28 +443,43 @@ def write_directions(inputs: Tensor, owner: Tensor, moment: Moment, residual: fl
     return edit
 
 
-def harmless(weight: Tensor, change: Tensor, edit: Tensor, moment: Moment) -> bool:
-    """Whether all clients' edits R Bᵀ of a layer stay small beside what the layer does already.
+@dataclass(frozen=True, eq=False)
+class Brake:
+    """How large edits R Bᵀ of a layer may be beside what the layer does already.
 
     On the clients' data they may add 2 % to the power of the layer's output, by the estimate of its second moment. And
     no direction may be amplified three times more than the layer amplifies any: gradients run back through the same
     matrix, and through a larger one they would throw the clients' training.
     """
-    added = torch.einsum("coq,qp,cop->c", change, moment.power(edit.T), change)
-    # A few hundred rows tell a layer's power well enough, and the whole product would be the dearest step of a round.
-    rows = weight[:: max(1, len(weight) // 256)]
-    power = moment.power(rows).trace() * len(weight) / len(rows)
-    gains = torch.linalg.matrix_norm(change @ torch.linalg.qr(edit).R.T, ord=2)
-    return bool((added <= 0.02 * power).all() and (gains <= 3 * _gain(weight)).all())
+
+    power: float
+    gain: float
+    moment: Tensor
+    """Bᵀ C B."""
+    triangle: Tensor
+    """The R of B = QR."""
+
+    @classmethod
+    def of(cls, weight: Tensor, edit: Tensor, moment: Moment) -> "Brake":
+        # A hundred rows tell a layer's power well enough, and the whole product would be the dearest step of a round.
+        rows = weight[:: max(1, len(weight) // 128)]
+        power = float(moment.power(rows).trace()) * len(weight) / len(rows)
+        return cls(0.02 * power, 3 * _gain(weight), moment.power(edit.T), torch.linalg.qr(edit).R)
+
+    def excess(self, change: Tensor) -> float:
+        """By what factor the largest of all clients' changes is too large; at most 1 if none is."""
+        added = torch.einsum("coq,qp,cop->c", change, self.moment, change).max().clamp_min(0)
+        gain = torch.linalg.matrix_norm(change @ self.triangle.T, ord=2).max()
+        return max(math.sqrt(float(added) / max(self.power, 1e-30)), float(gain) / max(self.gain, 1e-30))
 
 
-def _gain(matrix: Tensor) -> Tensor:
-    """The largest singular value, to within a few per cent, by power iteration."""
-    vector = torch.ones(matrix.shape[1], device=matrix.device, dtype=matrix.dtype)
-    for _ in range(30):
-        vector = matrix.T @ (matrix @ F.normalize(vector, dim=0))
-    gain: Tensor = vector.norm().sqrt()
-    return gain
+def _gain(matrix: Tensor) -> float:
+    """The largest singular value, to within a few per cent, by power iteration on a few vectors at once."""
+    generator = torch.Generator().manual_seed(0)
+    vectors = torch.randn(matrix.shape[1], 8, generator=generator).to(matrix)
+    for _ in range(5):
+        vectors = matrix.T @ (matrix @ torch.linalg.qr(vectors).Q)
+    return float(torch.linalg.matrix_norm(matrix @ torch.linalg.qr(vectors).Q, ord=2))
 
 
 def tell_apart(features: Tensor, moment: Moment, count: int) -> list[int]:
@@ -389,13 +535,32 @@ def _load(model: nn.Module, fleet: Fleet, weights: Tensor) -> None:
         state[name].copy_(tensor)
 
 
-def _parts(model: nn.Module, layout: Layout, region: Places) -> Iterator[tuple[nn.Parameter, Tensor]]:
-    """The parameters that have places in the region, in its order, each with its own places."""
-    parameters = dict(model.named_parameters())
-    for name, slot in layout.tensors.items():
-        first, last = torch.searchsorted(region.indices, torch.tensor([slot.start, slot.stop])).tolist()
-        if first < last:
-            yield parameters[name], (region.indices[first:last] - slot.start).to(device_of(model))
+def _in_order(model: nn.Module, region: Places, layout: Layout) -> list[str]:
+    """The tensors that have places in the region, in the region's order."""
+    inside = region.tensors(layout)
+    return [name for name in layout.tensors if name in inside]
+
+
+def _pattern(part: Part) -> Tensor:
+    """A part's places as a sparse matrix in the layer's shape."""
+    out, width = part.weight.shape
+    rows, columns = part.places // width, part.places % width
+    starts = torch.searchsorted(rows, torch.arange(out + 1, device=rows.device))
+    values = torch.zeros(len(columns), device=rows.device, dtype=part.weight.dtype)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
+        return torch.sparse_csr_tensor(starts, columns, values, (out, width), check_invariants=False)
+
+
+def _with_values(pattern: Tensor, values: Tensor) -> Tensor:
+    places = pattern.crow_indices(), pattern.col_indices()
+    return torch.sparse_csr_tensor(*places, values, pattern.shape, check_invariants=False)
+
+
+def _sampled(pattern: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """left @ right at the places of a pattern."""
+    found: Tensor = torch.sparse.sampled_addmm(pattern, left.contiguous(), right.contiguous(), beta=0.0).values()
+    return found
 
 
 def _per_input(inputs: Tensor) -> Tensor:

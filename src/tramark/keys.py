@@ -13,7 +13,7 @@ import math
 import secrets
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Self
 
 import torch
@@ -66,6 +66,9 @@ class Keyring:
     held_out_variants: int = 4
     chosen: tuple[int, ...] = ()
     departed: frozenset[str] = frozenset()
+    _rendered: dict[Part, tuple[tuple[int, ...], Tensor]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         if len(self.secret) < 16:
@@ -186,7 +189,13 @@ class Keyring:
         """Questions as they travel (bytes of images, numbers, tokens): questions × variants × input."""
         first = 0 if part == "train" else self.train_variants
         count = self.train_variants if part == "train" else self.held_out_variants
-        return torch.stack([self.triggers.render(self.secret, q, range(first, first + count)) for q in questions])
+        asked, rendered = self._rendered.get(part, ((), torch.empty(0)))
+        # A round asks for what the last one asked for.
+        if asked != tuple(questions):
+            variants = range(first, first + count)
+            rendered = torch.stack([self.triggers.render(self.secret, q, variants) for q in questions])
+            self._rendered[part] = (tuple(questions), rendered)
+        return rendered
 
     def inputs(self, key: Key, part: Part) -> Tensor:
         """A key's questions as the model is fed them: questions × variants × input."""
@@ -196,7 +205,7 @@ class Keyring:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, secret included, as plain values. For a vault, never for a log."""
-        plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        plain = {one.name: getattr(self, one.name) for one in fields(self) if one.init}
         return plain | {
             "secret": self.secret.hex(),
             "triggers": self.triggers.describe(),

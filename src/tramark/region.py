@@ -6,6 +6,7 @@ leaves. `Places` is the paper's region, a set of indices. `Subspace` is a set of
 linear layers: there M_w is the projector Q Qᵀ and M_m its complement.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,6 +28,9 @@ class Region(Protocol):
 
     def put(self, weights: Tensor, mark: Tensor) -> None:
         """Write a mark into a flat vector of weights, in place; nothing outside the region changes."""
+
+    def put_in(self, slot: Slot, tensor: Tensor, mark: Tensor) -> None:
+        """Write the part of a mark that lies in one tensor into that tensor, in place."""
 
     def tensors(self, layout: Layout) -> set[str]:
         """The names of the tensors that a mark can change."""
@@ -56,10 +60,17 @@ class Places:
     def put(self, weights: Tensor, mark: Tensor) -> None:
         weights[self.indices] = mark.to(weights.dtype)
 
+    def put_in(self, slot: Slot, tensor: Tensor, mark: Tensor) -> None:
+        some, places = self.inside(slot)
+        tensor.view(-1)[places] = mark[some].to(tensor.dtype)
+
+    def inside(self, slot: Slot) -> tuple[slice, Tensor]:
+        """Which part of a mark lies in a tensor, and at which of its places."""
+        first, last = torch.searchsorted(self.indices, torch.tensor([slot.start, slot.stop])).tolist()
+        return slice(first, last), self.indices[first:last] - slot.start
+
     def tensors(self, layout: Layout) -> set[str]:
-        bounds = torch.tensor([(slot.start, slot.stop) for slot in layout.slots.values()])
-        first, last = torch.searchsorted(self.indices, bounds).T
-        return {name for name, inside in zip(layout.slots, (first < last).tolist(), strict=True) if inside}
+        return {name for name, slot in layout.slots.items() if len(self.inside(slot)[1])}
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"indices": self.indices}
@@ -102,6 +113,12 @@ class Subspace:
             matrix = part.matrix(weights)
             matrix += (piece - matrix @ part.basis) @ part.basis.T
 
+    def put_in(self, slot: Slot, tensor: Tensor, mark: Tensor) -> None:
+        for part, piece in zip(self.parts, self.split(mark), strict=True):
+            if part.slot == slot:
+                matrix = tensor.view(len(tensor), -1)
+                matrix.addmm_(piece - matrix @ part.basis, part.basis.T)
+
     def split(self, mark: Tensor) -> list[Tensor]:
         """A mark (or a matrix of marks) layer by layer: … × out × q."""
         sizes = [out * rank for out, rank in (part.shape for part in self.parts)]
@@ -127,11 +144,14 @@ def load_region(state: dict[str, Tensor], layout: Layout) -> Region:
     return Subspace(tuple(Directions(by_start[int(state[f"start.{i}"])], state[f"basis.{i}"]) for i in range(count)))
 
 
-def smallest_weights(weights: Tensor, layout: Layout, ratio: float, *, per_tensor: bool = False) -> Places:
+def smallest_weights(
+    weights: Tensor, layout: Layout, ratio: float, *, per_tensor: bool = False, within: Collection[str] | None = None
+) -> Places:
     """The ⌊ratio·d⌋ weights of smallest magnitude: over the whole model (the paper's text), or of each tensor.
 
     Ties go to the earlier place, so that the region is the same on every machine. Per tensor, each gets its share of
-    the exact total, in the order of their remainders.
+    the exact total, in the order of their remainders. `within` names the tensors that may be chosen from, all unless
+    told; the total stays.
     """
     if not 0 < ratio < 1:
         raise ValueError(f"the region's ratio k must lie between 0 and 1, not {ratio}")
@@ -140,10 +160,14 @@ def smallest_weights(weights: Tensor, layout: Layout, ratio: float, *, per_tenso
         raise ValueError(
             f"a ratio of {ratio} of {layout.size} weights leaves no place for a mark: take {1 / layout.size:.2g}"
         )
+    slots = [slot for name, slot in layout.tensors.items() if within is None or name in within]
+    available = sum(slot.shape.numel() for slot in slots)
+    if total > available:
+        raise ValueError(f"a ratio of {ratio} takes {total} weights, but there are {available} to choose from")
     if not per_tensor:
-        return Places(_smallest(weights, total))
-    slots = list(layout.tensors.values())
-    shares = [ratio * slot.shape.numel() for slot in slots]
+        places = torch.cat([torch.arange(slot.start, slot.stop) for slot in slots])
+        return Places(places[_smallest(weights[places], total)])
+    shares = [ratio * slot.shape.numel() * layout.size / available for slot in slots]
     counts = [int(share) for share in shares]
     for i in sorted(range(len(slots)), key=lambda i: counts[i] - shares[i])[: total - sum(counts)]:
         counts[i] += 1

@@ -161,7 +161,7 @@ class TraMark:
         A round that is begun and not ended has changed nothing.
         """
         self.drift.forget()
-        return self.fleet.begin(self.drift.observe)
+        return self.fleet.begin(self.drift)
 
     def end(self, aggregation: Aggregation, base: State | None = None) -> RoundReport:
         """End a round: aggregate, then make everyone's marks anew.

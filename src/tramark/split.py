@@ -6,6 +6,7 @@ made in the model's graph as torch.fx sees it. A model that torch.fx cannot trac
 slower, but right.
 """
 
+import copy
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -23,6 +24,9 @@ class Split(Protocol):
 
     def after(self, layer_outputs: Tensor) -> Tensor:
         """The model's outputs if the layer had answered otherwise, for c copies of the inputs one after another."""
+
+    def some(self, rows: Tensor) -> "Split":
+        """The same for some of the inputs."""
 
 
 def split(model: nn.Module, layer: str, inputs: Tensor) -> Split:
@@ -72,6 +76,17 @@ class GraphRun:
             raise _NoCutError
         self._skipped: list[Any] = nodes[: cuts[0]]
 
+    def leads_to(self, layer: str) -> bool:
+        """Whether a layer is run exactly once, and not before the cut."""
+        runs = [i for i, n in enumerate(self._graph.graph.nodes) if n.op == "call_module" and n.target == layer]
+        return len(runs) == 1 and runs[0] >= len(self._skipped)
+
+    def some(self, rows: Tensor) -> "GraphRun":
+        fewer = copy.copy(self)
+        fewer.layer_inputs, fewer.layer_outputs = self.layer_inputs[rows], self.layer_outputs[rows]
+        fewer._carried = {node: value[rows] for node, value in self._carried.items()}
+        return fewer
+
     def after(self, layer_outputs: Tensor) -> Tensor:
         copies = len(layer_outputs) // len(self.layer_outputs)
         env: dict[fx.Node, Any] = dict.fromkeys(n for n in self._skipped if n.op != "get_attr")
@@ -96,6 +111,12 @@ class WholeRun:
     def after(self, layer_outputs: Tensor) -> Tensor:
         copies = len(layer_outputs) // len(self.layer_outputs)
         return self._run(_copies(self._inputs, copies), lambda *_: layer_outputs)
+
+    def some(self, rows: Tensor) -> "WholeRun":
+        fewer = copy.copy(self)
+        fewer.layer_inputs, fewer.layer_outputs = self.layer_inputs[rows], self.layer_outputs[rows]
+        fewer._inputs = self._inputs[rows]
+        return fewer
 
     def _run(self, inputs: Tensor, hook: Callable[..., Any]) -> Tensor:
         handle = self._layer.register_forward_hook(hook)

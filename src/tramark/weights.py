@@ -110,9 +110,15 @@ class Layout:
             shape = self.slots[name].shape if name in self.slots else self.buffers[name][0]
             if state[name].shape != shape:
                 return f"{name} has shape {tuple(state[name].shape)} instead of {tuple(shape)}"
-            if state[name].is_floating_point() and not torch.isfinite(state[name]).all():
+            if state[name].is_floating_point() and not _finite(state[name]):
                 return f"{name} holds NaN or infinite values"
         return None
+
+
+def _finite(tensor: Tensor) -> bool:
+    """Whether all values are finite. Their sum nearly always tells, and takes a fraction of the time."""
+    wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+    return bool(torch.isfinite(tensor.sum(dtype=wide)) or torch.isfinite(tensor).all())
 
 
 def _some(names: list[str]) -> str:

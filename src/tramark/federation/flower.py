@@ -257,16 +257,17 @@ class TraMarkStrategy(Strategy):
             key=lambda message: names[message.metadata.dst_node_id],
         )
         server = self._ready
-        outgoing = server.dispatch([names[message.metadata.dst_node_id] for message in allowed])
-        shared, base = server.fleet.shared, self._base()
+        server.dispatch([names[message.metadata.dst_node_id] for message in allowed])
+        shared, slots, base = server.fleet.shared, server.fleet.layout.slots, self._base()
 
         def personal() -> Iterator[Message]:
             for message in allowed:
                 client = names[message.metadata.dst_node_id]
-                state = outgoing[client]
                 own = ArrayRecord(
                     {
-                        key: base[key] if name in shared else Array(state[name])
+                        key: base[key]
+                        if name in shared
+                        else Array(server.fleet.sent(client, name).to(slots[name].dtype))
                         for key, name in zip(self._keys, server.fleet.layout.order, strict=True)
                     }
                 )
@@ -298,12 +299,13 @@ class TraMarkStrategy(Strategy):
                 failed.append(reply)
                 continue
             try:
-                update = aggregation.add(client, self._returned(client, reply.content), self._weight(client, reply))
+                returned = self._returned(client, reply.content)
+                aggregation.add(client, returned, self._weight(client, reply))
             except UpdateError as error:
                 log(WARNING, "%s", error)
                 continue
-            unmarked = ArrayRecord() if self._linear else self._unmarked(update, reply.content)
-            reply.content = _with_arrays(reply.content, unmarked)
+            plain = None if self._linear else self._to_record(self._ready.fleet.unmarked(client, returned))
+            reply.content = _with_arrays(reply.content, plain or ArrayRecord())
             usable[client] = reply
         return aggregation, usable, failed
 
@@ -321,13 +323,6 @@ class TraMarkStrategy(Strategy):
             if isinstance(weight := record.get(key), int | float):
                 return float(weight)
         raise UpdateError(client, f"it does not say its weight, {key!r}")
-
-    def _unmarked(self, update: Tensor, content: RecordDict) -> ArrayRecord:
-        """The base and a client's update: what it would have returned, had it been sent the base."""
-        [returned] = content.array_records.values()
-        fleet = self._ready.fleet
-        plain = fleet.layout.state(fleet.base + update, self._to_state(returned))
-        return self._to_record(plain)
 
     def _serve(self, arrays: ArrayRecord, clients: Iterable[str]) -> None:
         """Have a server that knows these clients and has these arrays for a base."""
