@@ -234,6 +234,17 @@ class Aggregation:
         fleet, total = self.fleet, sum(self.taken.values())
         return fleet.layout.state(self._mean(fleet.base.clone()), self._mean_buffers()) if total else fleet.state()
 
+    def gives(self, base: State) -> bool:
+        """Whether that is this mean, but for the last bits."""
+        total, old = sum(self.taken.values()), self.fleet.base
+        for name, slot in self.fleet.layout.tensors.items():
+            flat = (_pieces(base[name]), _pieces(slot.of(old)), _pieces(slot.of(self._sum)))
+            for given, before, summed in zip(*flat, strict=True):
+                if not torch.allclose(given.double(), before + summed / total, rtol=1e-6, atol=1e-12):
+                    return False
+        own = self._mean_buffers()
+        return all(torch.allclose(base[n].double(), t.double(), rtol=1e-6, atol=1e-12) for n, t in own.items())
+
     def finish(self, base: State | None = None) -> None:
         """Let the round take effect: the mean becomes the new base, or another one that was made of the updates.
 

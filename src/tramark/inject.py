@@ -59,13 +59,14 @@ class ClosedForm:
         it is halved, up to four times, until the `Brake` lets it pass.
     residual : λ is the largest at which variants that were left out still get 1 − residual of the change asked for.
     steps : at most so many steps of the search.
+    batch : about so many numbers of the layer's output are held at a time.
     """
 
     layer_names: tuple[str, ...] = ()
     margin: float = 6.0
     residual: float = 0.1
     steps: int = 100
-    batch: int = 4096
+    batch: int = 2**21
 
     def layers(self, model: nn.Module) -> tuple[str, ...]:
         names = self.layer_names or tuple(editable_layers(model)[:1])
@@ -322,7 +323,9 @@ class Search:
     steps: int
     """At most so many."""
     batch: int
-    """About so many inputs at a time."""
+    """About so many numbers of the first layer's output at a time."""
+    tolerance: float = 5e-4
+    """What share of the margin may still be lacking in the end."""
 
     def within(self, brakes: Sequence["Brake"], margin: float) -> list[Tensor]:
         """The smallest changes that give the answers by the margin, halved up to four times until no brake is hit.
@@ -331,7 +334,7 @@ class Search:
         """
         owner, halvings = self.sheet.owner, 0
         first = torch.cat([owner.new_ones(1), owner.diff()]).nonzero().flatten()
-        coarse = replace(self, run=self.run.some(first), sheet=self.sheet.some(first))
+        coarse = replace(self, run=self.run.some(first), sheet=self.sheet.some(first), tolerance=0.02)
         while True:
             changes = coarse.smallest(margin / 2**halvings, None)
             excess = max(brake.excess(change) for brake, change in zip(brakes, changes, strict=True))
@@ -349,7 +352,7 @@ class Search:
         if near is None:
             widths = [len(self.model.get_parameter(f"{layer}.weight")) for layer in self.layers]
             near = [torch.zeros(clients, width, questions, device=self.sheet.answers.device) for width in widths]
-        some = max(1, self.batch // len(self.sheet.inputs))
+        some = max(1, self.batch // self.run.layer_outputs.numel())
         found = [
             self._for(wanted, margin, [change[rows] for change in near])
             for rows, wanted in zip(torch.arange(clients).split(some), self.sheet.answers.split(some), strict=True)
@@ -375,10 +378,8 @@ class Search:
             own = logits.gather(1, labels.clamp_min(0)[:, None])[:, 0]
             others = logits.scatter(1, labels.clamp_min(0)[:, None], -torch.inf).amax(1)
             lacking = torch.where(asked, (margin - (own - others)).clamp_min(0), 0).view(clients, -1)
-            # A question's gradient is that of its mean margin over the variants that still lack something.
-            short = (lacking > 0).float()
-            weight = short / (short @ member).clamp_min(1)[:, owner]
-            steepest = torch.autograd.grad((lacking * weight).sum(), changes)
+            # A variant counts by what it lacks, so that none comes or goes at a jump.
+            steepest = torch.autograd.grad(lacking.square().sum() / 2, changes)
             with torch.no_grad():
                 missing = lacking.square() @ member
                 better = missing.sum(1) < least
@@ -387,11 +388,11 @@ class Search:
                 pace = torch.where(missing > before, 0.5 * pace, (1.2 * pace).clamp_max(1))
                 before = missing
                 slope = torch.stack([g.square().sum(1) for g in steepest]).sum(0)
-                length = pace * ((lacking * weight) @ member) / slope.clamp_min(1e-12)
+                length = pace * missing / slope.clamp_min(1e-12)
                 for i, (change, gradient) in enumerate(zip(changes, steepest, strict=True)):
                     best[i][better] = change[better]
                     change -= gradient * length[:, None]
-            if float(lacking.detach().max()) <= 0.02 * margin:
+            if float(lacking.detach().max()) <= self.tolerance * margin:
                 break
         return best
 

@@ -48,8 +48,8 @@ from tramark.triggers import Triggers
 from tramark.vault import NoKey, Vault, default_key_file, find_key, make_key_file
 from tramark.weights import State
 
-AT_A_TIME = 4
-"""So many messages are in this process at once, on their way to or from the SuperLink."""
+IN_FLIGHT = 2**26
+"""About so many bytes of models are in this process at once, on their way to or from the SuperLink."""
 
 NODES = "flower-nodes"
 """The vault's note of which public key each client's name belongs to."""
@@ -144,7 +144,7 @@ class TraMarkStrategy(Strategy):
             return evaluate_fn(round + done, record) if evaluate_fn else None
 
         result = super().start(
-            _Gradually(grid),
+            _Gradually(grid, self._model),
             arrays,
             num_rounds=max(0, num_rounds - done),
             timeout=timeout,
@@ -190,6 +190,9 @@ class TraMarkStrategy(Strategy):
             aggregation, base = server.begin(), None
         else:
             base = self._to_state(arrays)
+            # A mean of copies of the mean differs from it in the last bit, by which two runs would drift apart.
+            if self._linear and aggregation.gives(base):
+                base = None
         report = server.end(aggregation, base)
         marked = "marked" if server.marked else "not marked yet"
         log(INFO, "round %s: models of %s clients are %s", report.round, len(server.fleet.clients), marked)
@@ -494,8 +497,10 @@ class _Keeper:
 class _Gradually(Grid):
     """A grid that sends messages, and fetches replies, a few at a time and as they are wanted."""
 
-    def __init__(self, grid: Grid) -> None:
+    def __init__(self, grid: Grid, model: nn.Module) -> None:
         self.grid = grid
+        size = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
+        self.at_a_time = max(1, min(8, IN_FLIGHT // size))
 
     @property
     def run(self) -> Any:
@@ -521,11 +526,11 @@ class _Gradually(Grid):
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         waiting: list[str] = []
-        for some in _groups(messages, AT_A_TIME):
+        for some in _groups(messages, self.at_a_time):
             waiting += [number for number in self.grid.push_messages(some) if number]
         deadline = None if timeout is None else time.monotonic() + timeout
         while waiting:
-            for group in _groups(list(waiting), AT_A_TIME):
+            for group in _groups(list(waiting), self.at_a_time):
                 for reply in self.grid.pull_messages(group):
                     waiting.remove(reply.metadata.reply_to_message_id)
                     yield reply
