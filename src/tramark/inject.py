@@ -15,7 +15,6 @@ formed.
 Everything runs in evaluation mode: neither dropout nor the questions' batch statistics reach the model.
 """
 
-import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -332,22 +331,23 @@ class Search:
 
         Most of the way is gone with one variant of each question; the others differ from it by a little.
         """
-        owner, halvings = self.sheet.owner, 0
+        owner = self.sheet.owner
         first = torch.cat([owner.new_ones(1), owner.diff()]).nonzero().flatten()
         coarse = replace(self, run=self.run.some(first), sheet=self.sheet.some(first), tolerance=0.02)
-        while True:
-            changes = coarse.smallest(margin / 2**halvings, None)
-            excess = max(brake.excess(change) for brake, change in zip(brakes, changes, strict=True))
-            if excess <= 1 or halvings == 4:
-                changes = self.smallest(margin / 2**halvings, changes)
-                excess = max(brake.excess(change) for brake, change in zip(brakes, changes, strict=True))
-            if excess <= 1 or halvings == 4:
-                return changes
-            # Half the margin takes more than half the change: halvings that cannot be enough are left out.
-            halvings = min(4, halvings + max(1, math.floor(math.log2(excess))))
+        for halvings in range(5):
+            near, found = coarse.smallest(margin / 2**halvings)
+            # In a layer too small for its questions one variant may lead nowhere; then all go together from the start.
+            if not found or halvings == 4 or _pass(near, brakes):
+                changes, _ = self.smallest(margin / 2**halvings, near if found else None)
+                if _pass(changes, brakes):
+                    break
+        return changes
 
-    def smallest(self, margin: float, near: Sequence[Tensor] | None) -> list[Tensor]:
-        """The smallest changes that give the answers by the margin, from nothing or from what is near them."""
+    def smallest(self, margin: float, near: Sequence[Tensor] | None = None) -> tuple[list[Tensor], bool]:
+        """The smallest changes that give the answers by the margin, from nothing or from what is near them.
+
+        Gives also whether there are such changes; if not, they come as near to it as they can.
+        """
         clients, questions = self.sheet.answers.shape
         if near is None:
             widths = [len(self.model.get_parameter(f"{layer}.weight")) for layer in self.layers]
@@ -357,9 +357,10 @@ class Search:
             self._for(wanted, margin, [change[rows] for change in near])
             for rows, wanted in zip(torch.arange(clients).split(some), self.sheet.answers.split(some), strict=True)
         ]
-        return [torch.cat(pieces) for pieces in zip(*found, strict=True)]
+        pieces, reached = zip(*found, strict=True)
+        return [torch.cat(piece) for piece in zip(*pieces, strict=True)], all(reached)
 
-    def _for(self, wanted: Tensor, margin: float, changes: list[Tensor]) -> list[Tensor]:
+    def _for(self, wanted: Tensor, margin: float, changes: list[Tensor]) -> tuple[list[Tensor], bool]:
         """Each step moves every (client, question) along the gradient of its margin by just as much as it still lacks,
         as if the margin were linear; there is no step size to choose."""
         clients, questions = wanted.shape
@@ -389,12 +390,16 @@ class Search:
                 before = missing
                 slope = torch.stack([g.square().sum(1) for g in steepest]).sum(0)
                 length = pace * missing / slope.clamp_min(1e-12)
+                # Where it went far astray, it begins again from the best so far, more slowly still.
+                astray = missing.sum(1) > 2 * least
+                pace[astray] *= 0.5
                 for i, (change, gradient) in enumerate(zip(changes, steepest, strict=True)):
                     best[i][better] = change[better]
                     change -= gradient * length[:, None]
+                    change[astray] = best[i][astray]
             if float(lacking.detach().max()) <= self.tolerance * margin:
-                break
-        return best
+                return best, True
+        return best, False
 
     def _answer(self, changes: Sequence[Tensor]) -> Tensor:
         """Everyone's logits for the whole sheet, one client after another."""
@@ -467,11 +472,15 @@ class Brake:
         power = float(moment.power(rows).trace()) * len(weight) / len(rows)
         return cls(0.02 * power, 3 * _gain(weight), moment.power(edit.T), torch.linalg.qr(edit).R)
 
-    def excess(self, change: Tensor) -> float:
-        """By what factor the largest of all clients' changes is too large; at most 1 if none is."""
-        added = torch.einsum("coq,qp,cop->c", change, self.moment, change).max().clamp_min(0)
-        gain = torch.linalg.matrix_norm(change @ self.triangle.T, ord=2).max()
-        return max(math.sqrt(float(added) / max(self.power, 1e-30)), float(gain) / max(self.gain, 1e-30))
+    def lets_pass(self, change: Tensor) -> bool:
+        """Whether all clients' changes are small enough."""
+        added = torch.einsum("coq,qp,cop->c", change, self.moment, change)
+        gains = torch.linalg.matrix_norm(change @ self.triangle.T, ord=2)
+        return bool((added <= self.power).all() and (gains <= self.gain).all())
+
+
+def _pass(changes: Sequence[Tensor], brakes: Sequence[Brake]) -> bool:
+    return all(brake.lets_pass(change) for brake, change in zip(brakes, changes, strict=True))
 
 
 def _gain(matrix: Tensor) -> float:

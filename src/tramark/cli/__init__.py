@@ -7,7 +7,9 @@ import typer
 
 from tramark import __version__
 from tramark.cli import data, trace, vault
+from tramark.cli.attack import attack
 from tramark.cli.common import console
+from tramark.cli.methods import methods
 from tramark.cli.run import demo, run
 from tramark.commitment import BadProof
 from tramark.tracing.suspect import SuspectError
@@ -21,7 +23,9 @@ app = typer.Typer(
 )
 app.command()(run)
 app.command()(demo)
+app.command()(methods)
 app.command("trace")(trace.trace_command)
+app.command()(attack)
 app.command()(trace.export)
 app.add_typer(trace.evidence, name="evidence")
 app.add_typer(vault.app, name="vault")

@@ -278,10 +278,11 @@ class TraMarkStrategy(Strategy):
                     name = type(self.strategy).__name__
                     raise ValueError(f"{name} does not send the arrays that it was given: they cannot be marked")
                 content = RecordDict({k: own if v is arrays else v for k, v in message.content.items()})
-                # One content is shared by all messages of a round: never change it, replace it.
-                message.content = content
                 self._sent.append((message.metadata, client))
-                yield message
+                # A copy, which goes when it has been sent: the messages themselves are all kept until the round ends.
+                outgoing = copy.copy(message)
+                outgoing.content = content
+                yield outgoing
 
         # A grid of Flower's own goes through the messages twice.
         return personal() if isinstance(grid, _Gradually) else list(personal())
@@ -415,12 +416,12 @@ def _ask_names(grid: Grid, nodes: Sequence[int]) -> dict[int, str]:
     replies = list(grid.send_and_receive(list(queries.values()), timeout=120))
     asked = {query.metadata.message_id: node for node, query in queries.items()}
     names = {}
-    for reply in replies:
-        if reply.has_error():
-            continue
-        for record in reply.content.config_records.values():
+    # In the nodes' order, whatever the order in which they answered: the first to claim a name gets it.
+    by_node = {asked[reply.metadata.reply_to_message_id]: reply for reply in replies if not reply.has_error()}
+    for node in (node for node in nodes if node in by_node):
+        for record in by_node[node].content.config_records.values():
             if name := record.get(NAME):
-                names[asked[reply.metadata.reply_to_message_id]] = str(name)
+                names[node] = str(name)
     if missing := [node for node in nodes if node not in names]:
         raise ValueError(
             f"{len(missing)} nodes have no name to mark their models by: turn SuperNode authentication on, let the "

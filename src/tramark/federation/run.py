@@ -182,6 +182,24 @@ def run(
     return summary
 
 
+def reopen(
+    folder: Path,
+    *,
+    data_dir: Path | None = None,
+    device: torch.device | None = None,
+    key: KeySource | None = None,
+) -> tuple[Settings, Simulation]:
+    """A run as it was when it last stopped, to look at; nothing in the folder changes."""
+    config = folder / "config.json"
+    if not config.exists():
+        raise SettingError(f"no run in {folder}")
+    settings = Settings(**json.loads(config.read_text()))
+    simulation = prepare(settings, data_dir=data_dir, device=device)
+    with _keeper(simulation, settings, folder, True, key) as keep:
+        keep.go_on()
+    return settings, simulation
+
+
 @dataclass(frozen=True)
 class _Keeper:
     """Where the server's state is kept: in the vault or, for a method without secrets, in a file."""

@@ -13,11 +13,16 @@ from tramark.tracing.verdict import trace
 
 
 class Traced(TraMark):
-    """TraMark with its verdicts. Label answers are judged by the paper's arg-max, which always accuses somebody."""
+    """TraMark with its verdicts. Label answers are judged by the paper's arg-max, which always accuses somebody.
+
+    What is declared holds for code answers, the default.
+    """
 
     access: ClassVar[Access] = "black-box"
     names_clients: ClassVar[bool] = True
     resists_collusion: ClassVar[bool] = True
+    says_nobody: ClassVar[bool] = True
+    many_clients: ClassVar[bool] = True
 
     @classmethod
     def make(cls, model: nn.Module, scene: Scene) -> Self:

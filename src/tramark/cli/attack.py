@@ -1,0 +1,137 @@
+"""`tramark attack`: what marks outlive."""
+
+import inspect
+import json
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from tramark.attacks import ATTACKS, Attack, Collusion
+from tramark.attacks.arena import MATRIX, Ledger, Stage, assault, groups, make
+from tramark.attacks.picture import draw_matrix
+from tramark.cli.common import DataDir, KeyFile, console, device_named, key_for
+from tramark.federation.run import SettingError
+from tramark.vault import KeySource
+
+
+def attack(
+    runs: Annotated[list[Path] | None, typer.Argument(help="Folders of runs that have ended.", metavar="RUN…")] = None,
+    name: Annotated[str | None, typer.Option("--attack", help="Which attack; --list shows them.")] = None,
+    param: Annotated[list[str] | None, typer.Option(help="A parameter of it, such as share=0.9.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every kind of attack, and a picture of it all.")] = False,
+    clients: Annotated[
+        str | None, typer.Option(help="How many clients turn thief, or which: a number, or names with commas.")
+    ] = None,
+    which: Annotated[
+        Literal["trained", "issued"], typer.Option(help="Models as clients last trained them, or as they were sent.")
+    ] = "trained",
+    samples: Annotated[int, typer.Option(help="Test samples for the accuracy.")] = 2000,
+    out: Annotated[Path | None, typer.Option(help="Picture of the matrix (--all); beside the first run.")] = None,
+    show: Annotated[bool, typer.Option("--list", help="List the attacks with their parameters.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+    key_file: KeyFile = None,
+    data_dir: DataDir = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, mps … or auto.")] = "auto",
+) -> None:
+    """Attack the models of a run as thieves would, and see whether they can still be traced.
+
+    What was done is kept in the run's folder (attacks.jsonl) and not done again.
+    """
+    if show:
+        typer.echo(_catalogue(as_json))
+        return
+    if not runs or (name is None) is not everything:
+        raise SettingError("give the folder of a run, and --attack NAME or --all (--list shows the attacks)")
+    wanted = [make(*one) for one in MATRIX] if everything else [make(name or "", _parameters(name or "", param or []))]
+    rows = []
+    for folder in runs:
+        place = folder / "vault"
+        key: KeySource | None = key_for(place, key_file) if place.exists() else None
+        stage = Stage.of(folder, which, key=key, data_dir=data_dir, device=device_named(device))
+        rows += _assaults(stage, Ledger(folder), wanted, _thieves(stage, clients), samples)
+    typer.echo(json.dumps(rows if everything else rows[0], indent=2)) if as_json else _show(rows)
+    picture = out or runs[0] / "attacks.png"
+    if everything and not draw_matrix(rows, picture):
+        console.print("no picture of the matrix: install tramark[studies] for it")
+
+
+def _assaults(
+    stage: Stage, ledger: Ledger, wanted: list[Attack | Collusion], thieves: list[str], samples: int
+) -> list[dict[str, Any]]:
+    rows = []
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console) as progress:
+        whole = progress.add_task(stage.settings.method, total=len(wanted), visible=len(wanted) > 1)
+        for one in wanted:
+            everybody = list(stage.simulation.method.fleet.clients)
+            teams = [team for team in groups(one, everybody) if team[0] in thieves]
+            key = {"attack": repr(one), "which": stage.which, "samples": samples, "thieves": [list(t) for t in teams]}
+            row = ledger.find(key)
+            if row is None:
+                task = progress.add_task(repr(one), total=len(teams))
+                advance = partial(progress.advance, task)
+                row = ledger.add(key, assault(stage, one, teams, samples=samples, progress=advance))
+                progress.remove_task(task)
+            rows.append({k: v for k, v in row.items() if k not in ("key", "thieves")})
+            progress.advance(whole)
+    return rows
+
+
+def _thieves(stage: Stage, clients: str | None) -> list[str]:
+    everybody = list(stage.leaked)
+    if clients is None:
+        return everybody
+    if clients.isdecimal():
+        return everybody[: max(1, int(clients))]
+    chosen = [client.strip() for client in clients.split(",")]
+    if unknown := [client for client in chosen if client not in everybody]:
+        raise SettingError(f"no client {', '.join(unknown)} in this run: there are {', '.join(everybody)}")
+    return chosen
+
+
+def _parameters(name: str, given: list[str]) -> dict[str, Any]:
+    """Parameters as JSON values, or as words."""
+    make(name, {})
+    parameters: dict[str, Any] = {}
+    for pair in given:
+        key, separator, value = pair.partition("=")
+        if not separator:
+            raise SettingError(f"--param {pair}: write it as name=value")
+        try:
+            parameters[key.replace("-", "_")] = json.loads(value)
+        except json.JSONDecodeError:
+            parameters[key.replace("-", "_")] = value
+    return parameters
+
+
+def _catalogue(as_json: bool) -> str:
+    rows = {}
+    for name, kind in ATTACKS.items():
+        about = inspect.getdoc(getattr(kind, "func", kind)) or ""
+        values = {p.name: p.default for p in inspect.signature(kind).parameters.values()}
+        rows[name] = {"about": about.splitlines()[0], "parameters": values}
+    if as_json:
+        return json.dumps(rows, indent=2, default=str)
+    lines = (
+        f"{name:22} {row['about']}\n{'':22} " + ", ".join(f"{k}={v}" for k, v in row["parameters"].items())  # type: ignore[attr-defined]
+        for name, row in rows.items()
+    )
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _show(rows: list[dict[str, Any]]) -> None:
+    table = Table("method", "attack", "MA before", "MA", "VR", "confidence", "right / wrong / nobody / open", "queries")
+    for row in rows:
+        if "not_applicable" in row:
+            table.add_row(row["method"], row["attack"], "", "", "", "", row["not_applicable"], "")
+            continue
+        counts = " / ".join(str(n) for n in row.get("verdicts", {}).values())
+        ma = f"{100 * row['ma']:.1f}" + (" †" if row["dead"] else "")
+        numbers = [f"{row[name]:.2f}" if name in row else "" for name in ("vr", "confidence")]
+        before, queries = f"{100 * row['ma_before']:.1f}", str(row.get("queries", ""))
+        table.add_row(row["method"], row["attack"], before, ma, *numbers, counts, queries)
+    console.print(table)

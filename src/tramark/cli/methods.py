@@ -1,0 +1,29 @@
+"""`tramark methods`: which ways to run a server there are, and what each of them can do."""
+
+import json
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Column, Table
+
+from tramark.methods import METHODS
+from tramark.methods.table import COLUMNS, columns, summary
+
+
+def methods(as_json: Annotated[bool, typer.Option("--json", help="Print the columns as JSON.")] = False) -> None:
+    """Show all methods side by side: what they need, and what they can say about a suspect."""
+    if as_json:
+        rows = {name: columns(method) | {"summary": summary(method)} for name, method in METHODS.items()}
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    headings = (Column(name.replace("_", "\n"), justify="center", no_wrap=True) for name in COLUMNS)
+    table = Table(Column("method", no_wrap=True), *headings, box=box.SIMPLE_HEAD)
+    for name, method in METHODS.items():
+        has = columns(method)
+        table.add_row(name, *("✓" if has[column] else "" for column in COLUMNS))
+    about = Table.grid(Column(no_wrap=True), Column(), padding=(0, 2))
+    for name, method in METHODS.items():
+        about.add_row(name, summary(method))
+    Console().print(table, about)
