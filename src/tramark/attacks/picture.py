@@ -1,4 +1,4 @@
-"""Heat maps of the arena: methods against attacks."""
+"""The arena at a glance: methods against attacks, as a heat map and as a table."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,6 +33,26 @@ def draw_matrix(rows: Sequence[dict[str, Any]], path: Path) -> bool:
     figure.savefig(path, dpi=130)
     plt.close(figure)
     return True
+
+
+def markdown(rows: Sequence[dict[str, Any]]) -> str:
+    """MA and VR of every method under every attack; † where it destroyed the model, – where it cannot be made."""
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    attacks = list(dict.fromkeys(row["attack"] for row in rows))
+    found = {(row["method"], row["attack"]): row for row in rows}
+    lines = [f"| attack | {' | '.join(methods)} |", "|---|" + "---|" * len(methods)]
+    for attack in attacks:
+        cells = (_cell(found.get((method, attack))) for method in methods)
+        lines.append(f"| `{attack}` | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(row: dict[str, Any] | None) -> str:
+    if row is None or "ma" not in row:
+        return "–"
+    verdict = "" if row.get("vr") is None else f" / {row['vr']:.2f}"
+    wrong = row.get("verdicts", {}).get("wrong", 0)
+    return f"{100 * row['ma']:.1f}{'†' if row['dead'] else ''}{verdict}" + (f" ({wrong} wrong)" if wrong else "")
 
 
 def _lost(row: dict[str, Any]) -> float | None:

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from tramark.attacks import ATTACKS, Attack, Collusion
 from tramark.attacks.arena import MATRIX, Ledger, Stage, assault, groups, make
-from tramark.attacks.picture import draw_matrix
+from tramark.attacks.picture import draw_matrix, markdown
 from tramark.cli.common import DataDir, KeyFile, console, device_named, key_for
 from tramark.federation.run import SettingError
 from tramark.vault import KeySource
@@ -31,6 +31,9 @@ def attack(
     ] = "trained",
     samples: Annotated[int, typer.Option(help="Test samples for the accuracy.")] = 2000,
     out: Annotated[Path | None, typer.Option(help="Picture of the matrix (--all); beside the first run.")] = None,
+    table: Annotated[
+        Path | None, typer.Option(help="Write the matrix to this file as a Markdown table (--all).")
+    ] = None,
     show: Annotated[bool, typer.Option("--list", help="List the attacks with their parameters.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
     key_file: KeyFile = None,
@@ -54,6 +57,8 @@ def attack(
         stage = Stage.of(folder, which, key=key, data_dir=data_dir, device=device_named(device))
         rows += _assaults(stage, Ledger(folder), wanted, _thieves(stage, clients), samples)
     typer.echo(json.dumps(rows if everything else rows[0], indent=2)) if as_json else _show(rows)
+    if table is not None:
+        table.write_text(markdown(rows))
     picture = out or runs[0] / "attacks.png"
     if everything and not draw_matrix(rows, picture):
         console.print("no picture of the matrix: install tramark[studies] for it")

@@ -251,14 +251,17 @@ class FedTracker:
     >>> server.verify(leaked).accused, server.verify(net).accused
     (('bob',), ())
 
-    The models of the first round bear no fingerprints yet.
+    The models of the first round bear neither yet. Where clients' training still moves the model far, in the first
+    rounds, it undoes the watermark but not the fingerprint: such a model is not claimed, and nobody is accused.
 
     Parameters
     ----------
     model, clients : the initial model, which is copied, and who takes part.
     questions : the watermark; its secret is that of the fingerprints too.
     projection : the sign with which gradients of the watermark are projected, or "off".
-    rate, goal, passes, batch_size : of the watermark's training.
+    rate, goal, passes, batch_size, clip : of the watermark's training.
+    least : passes of it that are made in any case. With two classes the goal is soon reached, but by a hair, which half
+        of the fingerprints undo; ten passes at a rate of 5e-3 hold.
     margin, ridge : γ and ε of the projection.
     bits : the length of a fingerprint.
     fingerprint_rate, steps, similarity, fingerprint_margin : of the fingerprint's.
