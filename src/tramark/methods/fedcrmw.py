@@ -131,6 +131,8 @@ class FedCRMW(FedAvg):
     access: ClassVar[Access] = "black-box"
     names_clients: ClassVar[bool] = True
     resists_collusion: ClassVar[bool] = False
+    says_nobody: ClassVar[bool] = True
+    many_clients: ClassVar[bool] = True
     approximate: ClassVar[bool] = True
     """There is no public code to follow."""
 

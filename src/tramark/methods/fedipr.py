@@ -56,6 +56,8 @@ class FedIPR(FedAvg):
     access: ClassVar[Access] = "white-box"
     names_clients: ClassVar[bool] = False
     resists_collusion: ClassVar[bool] = False
+    says_nobody: ClassVar[bool] = True
+    many_clients: ClassVar[bool] = True
 
     def __init__(
         self,

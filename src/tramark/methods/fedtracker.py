@@ -270,6 +270,8 @@ class FedTracker:
     access: ClassVar[Access] = "white-box"
     names_clients: ClassVar[bool] = True
     resists_collusion: ClassVar[bool] = False
+    says_nobody: ClassVar[bool] = True
+    many_clients: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -69,6 +69,8 @@ class RobWE:
     access: ClassVar[Access] = "white-box"
     names_clients: ClassVar[bool] = True
     resists_collusion: ClassVar[bool] = False
+    says_nobody: ClassVar[bool] = True
+    many_clients: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -238,6 +238,8 @@ class Waffle:
     access: ClassVar[Access] = "black-box"
     names_clients: ClassVar[bool] = False
     resists_collusion: ClassVar[bool] = False
+    says_nobody: ClassVar[bool] = True
+    many_clients: ClassVar[bool] = True
 
     def __init__(
         self,
