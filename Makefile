@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 EXTRAS := dev,studies,onnx,flower
 
-.PHONY: setup demo demo-flower test test-fast lint format bench clean
+.PHONY: setup demo demo-flower test test-fast lint format bench arena clean
 
 setup: $(READY)
 
@@ -40,6 +40,17 @@ lint: $(READY)
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# Every method on one budget, and then every attack on each of them. It takes hours, and goes on where it was stopped.
+ARENA := --samples-per-client 1000 --local-epochs 2 --rounds 24 --warmup 12
+
+arena: $(READY)
+	for method in $$($(BIN)/python -c 'from tramark.methods import METHODS; print(*METHODS)'); do \
+		if [ -e runs/arena/$$method/summary.json ]; then continue; fi; \
+		$(BIN)/tramark run --method $$method $(ARENA) --out runs/arena/$$method \
+			$$(if [ -e runs/arena/$$method/config.json ]; then echo --resume; fi) || exit 1; \
+	done
+	$(BIN)/tramark attack runs/arena/*/ --all --clients 3 --table runs/arena/matrix.md --out runs/arena/matrix.png
 
 bench: $(READY)
 	$(BIN)/python benchmarks/round.py

@@ -16,7 +16,7 @@ Everything runs in evaluation mode: neither dropout nor the questions' batch sta
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -103,15 +103,21 @@ class ClosedForm:
                 for layer, edit in zip(layers, edits, strict=True)
             ]
             search = Search(model, layers, run, edits, sheet, self.steps, self.batch)
-            changes = search.within(brakes, self.margin)
-        parts, marks = [], []
-        for layer, edit, change in zip(layers, edits, changes, strict=True):
-            basis, triangle = torch.linalg.qr(edit)
-            part = Directions(fleet.layout.slots[f"{layer}.weight"], basis.to("cpu", fleet.base.dtype))
-            own = part.matrix(fleet.base) @ part.basis
-            marks.append((own + (change @ triangle.T).to("cpu", fleet.base.dtype)).flatten(1))
-            parts.append(part)
-        fleet.settle(Subspace(tuple(parts)), torch.cat(marks, dim=1))
+            bases = [torch.linalg.qr(edit) for edit in edits]
+            region = Subspace(
+                tuple(
+                    Directions(fleet.layout.slots[f"{layer}.weight"], basis.to("cpu", fleet.base.dtype))
+                    for layer, (basis, _) in zip(layers, bases, strict=True)
+                )
+            )
+            marks = region.take(fleet.base).repeat(len(fleet.clients), 1)
+            own = marks[0].clone()
+            for some, changes in search.within(brakes, self.margin):
+                turned = [
+                    (change @ triangle.T).flatten(1) for change, (_, triangle) in zip(changes, bases, strict=True)
+                ]
+                torch.add(own, torch.cat(turned, dim=1).to("cpu", fleet.base.dtype), out=marks[some])
+        fleet.settle(region, marks)
 
 
 @dataclass(frozen=True)
@@ -326,44 +332,46 @@ class Search:
     tolerance: float = 5e-4
     """What share of the margin may still be lacking in the end."""
 
-    def within(self, brakes: Sequence["Brake"], margin: float) -> list[Tensor]:
-        """The smallest changes that give the answers by the margin, halved up to four times until no brake is hit.
+    def within(self, brakes: Sequence["Brake"], margin: float) -> Iterator[tuple[slice, list[Tensor]]]:
+        """The smallest changes that give the answers by the margin, for some clients at a time.
 
-        Most of the way is gone with one variant of each question; the others differ from it by a little.
+        Where a brake is hit, everybody's come anew, by half the margin; after four halvings they come as they are.
         """
+        size = max(1, self.batch // self.run.layer_outputs.numel())
+        pieces = [slice(start, start + size) for start in range(0, len(self.sheet.answers), size)]
         owner = self.sheet.owner
         first = torch.cat([owner.new_ones(1), owner.diff()]).nonzero().flatten()
         coarse = replace(self, run=self.run.some(first), sheet=self.sheet.some(first), tolerance=0.02)
-        for halvings in range(5):
-            near, found = coarse.smallest(margin / 2**halvings)
-            # In a layer too small for its questions one variant may lead nowhere; then all go together from the start.
-            if not found or halvings == 4 or _pass(near, brakes):
-                changes, _ = self.smallest(margin / 2**halvings, near if found else None)
-                if _pass(changes, brakes):
-                    break
-        return changes
+        halvings = done = 0
+        while done < len(pieces):
+            wanted, asked = self.sheet.answers[pieces[done]], margin / 2**halvings
+            # Most of the way is gone with one variant of each question; the others differ from it by a little.
+            changes, found = coarse.smallest(wanted, asked)
+            small = _pass(changes, brakes)
+            if not found or small or halvings == 4:
+                # In a layer too small for its questions one variant may lead nowhere: then all start together.
+                changes, _ = self.smallest(wanted, asked, changes if found else None)
+                small = _pass(changes, brakes)
+            if small or halvings == 4:
+                yield pieces[done], changes
+                done += 1
+            else:
+                halvings, done = halvings + 1, 0
 
-    def smallest(self, margin: float, near: Sequence[Tensor] | None = None) -> tuple[list[Tensor], bool]:
-        """The smallest changes that give the answers by the margin, from nothing or from what is near them.
+    def smallest(
+        self, wanted: Tensor, margin: float, near: Sequence[Tensor] | None = None
+    ) -> tuple[list[Tensor], bool]:
+        """The smallest changes that give the wanted answers by the margin, from nothing or from what is near them.
 
-        Gives also whether there are such changes; if not, they come as near to it as they can.
+        Each step moves every (client, question) along the gradient of its margin by just as much as it still lacks, as
+        if the margin were linear; there is no step size to choose. Gives also whether there are such changes; if not,
+        they come as near to it as they can.
         """
-        clients, questions = self.sheet.answers.shape
+        clients, questions = wanted.shape
         if near is None:
             widths = [len(self.model.get_parameter(f"{layer}.weight")) for layer in self.layers]
-            near = [torch.zeros(clients, width, questions, device=self.sheet.answers.device) for width in widths]
-        some = max(1, self.batch // self.run.layer_outputs.numel())
-        found = [
-            self._for(wanted, margin, [change[rows] for change in near])
-            for rows, wanted in zip(torch.arange(clients).split(some), self.sheet.answers.split(some), strict=True)
-        ]
-        pieces, reached = zip(*found, strict=True)
-        return [torch.cat(piece) for piece in zip(*pieces, strict=True)], all(reached)
-
-    def _for(self, wanted: Tensor, margin: float, changes: list[Tensor]) -> tuple[list[Tensor], bool]:
-        """Each step moves every (client, question) along the gradient of its margin by just as much as it still lacks,
-        as if the margin were linear; there is no step size to choose."""
-        clients, questions = wanted.shape
+            near = [torch.zeros(clients, width, questions, device=wanted.device) for width in widths]
+        changes = [change.clone() for change in near]
         owner = self.sheet.owner
         member = F.one_hot(owner, questions).float()
         labels = wanted[:, owner].flatten()

@@ -7,8 +7,8 @@ averages, and knows nothing of it.
 
 All marks are in the one model that everybody has: any client can prove by its bits that a suspect comes from the
 federation, and none can tell who leaked it. All n·40 bits fit only if γ has more numbers than that; beyond, they are in
-each other's way. The sources train the triggers against a model that was there before; here each client makes them at
-the end of its first round, of the model that it has then, and trains on them from its next round on.
+each other's way. The source reads triggers that were made beforehand; here each client makes its own at the end of its
+first round, of the model that it has then, and trains on them from its next round on.
 """
 
 from collections.abc import Callable, Iterable, Mapping
