@@ -94,11 +94,8 @@ class Fleet:
 
     def state(self, client: str | None = None) -> dict[str, Tensor]:
         """The state dict of a client's model, or of the unmarked base."""
-        state = self.layout.state(self.base, self.buffers)
-        if client is not None:
-            for name in self._marked:
-                state[name].copy_(self.sent(client, name))
-        return state
+        own = {} if client is None else {name: self.sent(client, name) for name in self._marked}
+        return self.layout.state(self.base, self.buffers, own)
 
     def sent(self, client: str, name: str) -> Tensor:
         """One tensor of a client's model, as precisely as the server knows it."""
@@ -260,6 +257,8 @@ class Aggregation:
             fleet.rebase(base)
         for row, mark in self._marks.items():
             fleet.marks[row] = mark
+        # The largest thing that a round needs, and the round goes on without it.
+        self._sum = self._sum.new_empty(0)
 
     def _mean(self, base: Tensor) -> Tensor:
         """The mean update added to a base, in place and in pieces: a whole quotient would be two models large."""

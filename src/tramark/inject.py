@@ -83,7 +83,7 @@ class ClosedForm:
         raw = torch.cat([keyring.triggers.render(keyring.secret, q, range(1)) for q in range(keyring.pool)])
         features = []
         with loaded(model, fleet):
-            for chunk in keyring.triggers.prepare(raw).to(device_of(model)).split(256):
+            for chunk in keyring.triggers.prepare(raw).to(device_of(model)).split(64):
                 features.append(_per_input(split(model, layer, chunk).layer_inputs))
         return keyring.choose(tell_apart(torch.cat(features), drift.moment(f"{layer}.weight"), keyring.questions))
 

@@ -54,7 +54,7 @@ class GraphRun:
         if len(cuts) != 1:
             raise _NoCutError
         self._graph, self._cut = graph, nodes[cuts[0]]
-        runner = fx.Interpreter(graph, garbage_collect_values=False)
+        runner = fx.Interpreter(graph)
         runner.args_iter = iter((inputs,))
         seen: list[Tensor] = []
         handle = graph.get_submodule(layer).register_forward_pre_hook(lambda _, args: seen.append(args[0]))
@@ -62,6 +62,9 @@ class GraphRun:
             try:
                 for node in nodes[: cuts[0] + 1]:
                     runner.env[node] = runner.run_node(node)
+                    # What nothing later needs goes at once: all layers' answers would be many times the model.
+                    for used in runner.user_to_last_uses.get(node, []):
+                        del runner.env[used]
             finally:
                 handle.remove()
         self.layer_inputs, self.layer_outputs = seen[0], runner.env[self._cut]

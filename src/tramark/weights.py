@@ -86,8 +86,8 @@ class Layout:
             slot.of(flat).copy_(state[name])
         return flat
 
-    def state(self, flat: Tensor, buffers: State) -> dict[str, Tensor]:
-        """A state dict of copies, in the model's own order and dtypes."""
+    def state(self, flat: Tensor, buffers: State, own: State | None = None) -> dict[str, Tensor]:
+        """A state dict of copies, in the model's own order and dtypes; tensors in `own` are taken from there."""
         done: dict[int, Tensor] = {}
         out: dict[str, Tensor] = {}
         for name in self.order:
@@ -96,7 +96,8 @@ class Layout:
                 continue
             slot = self.slots[name]
             if slot.start not in done:
-                done[slot.start] = slot.of(flat).to(slot.dtype, copy=True)
+                given = own.get(name) if own else None
+                done[slot.start] = slot.of(flat).to(slot.dtype, copy=True) if given is None else given.to(slot.dtype)
             out[name] = done[slot.start]
         return out
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from tramark.attacks import ATTACKS, Attack, Collusion
 from tramark.attacks.arena import MATRIX, Ledger, Stage, assault, groups, make
 from tramark.attacks.picture import draw_matrix, markdown
-from tramark.cli.common import DataDir, KeyFile, console, device_named, key_for
+from tramark.cli.common import DataDir, KeyFile, console, device_named, key_for, pairs
 from tramark.federation.run import SettingError
 from tramark.vault import KeySource
 
@@ -49,7 +49,7 @@ def attack(
         return
     if not runs or (name is None) is not everything:
         raise SettingError("give the folder of a run, and --attack NAME or --all (--list shows the attacks)")
-    wanted = [make(*one) for one in MATRIX] if everything else [make(name or "", _parameters(name or "", param or []))]
+    wanted = [make(*one) for one in MATRIX] if everything else [make(name or "", pairs("--param", param or []))]
     rows = []
     for folder in runs:
         place = folder / "vault"
@@ -96,21 +96,6 @@ def _thieves(stage: Stage, clients: str | None) -> list[str]:
     if unknown := [client for client in chosen if client not in everybody]:
         raise SettingError(f"no client {', '.join(unknown)} in this run: there are {', '.join(everybody)}")
     return chosen
-
-
-def _parameters(name: str, given: list[str]) -> dict[str, Any]:
-    """Parameters as JSON values, or as words."""
-    make(name, {})
-    parameters: dict[str, Any] = {}
-    for pair in given:
-        key, separator, value = pair.partition("=")
-        if not separator:
-            raise SettingError(f"--param {pair}: write it as name=value")
-        try:
-            parameters[key.replace("-", "_")] = json.loads(value)
-        except json.JSONDecodeError:
-            parameters[key.replace("-", "_")] = value
-    return parameters
 
 
 def _catalogue(as_json: bool) -> str:

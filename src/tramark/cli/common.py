@@ -1,8 +1,10 @@
 """What all commands share: where to talk to the user, and how to find a vault's key."""
 
+import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -34,6 +36,20 @@ def key_for(path: Path, key_file: Path | None, *, new: bool = False) -> KeySourc
         else None
     )
     return find_key(path, key_file=key_file, prompt=prompt)
+
+
+def pairs(option: str, given: Sequence[str]) -> dict[str, Any]:
+    """What was given as name=value, with values as in JSON, or as words."""
+    found: dict[str, Any] = {}
+    for pair in given:
+        name, separator, value = pair.partition("=")
+        if not separator:
+            raise SettingError(f"{option} {pair}: write it as name=value")
+        try:
+            found[name.replace("-", "_")] = json.loads(value)
+        except json.JSONDecodeError:
+            found[name.replace("-", "_")] = value
+    return found
 
 
 def interactive() -> bool:

@@ -11,7 +11,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tramark import models
-from tramark.cli.common import DataDir, KeyFile, console, device_named, interactive, key_for
+from tramark.cli.common import DataDir, KeyFile, console, device_named, interactive, key_for, pairs
 from tramark.cli.trace import trace_suspect
 from tramark.federation.picture import draw_curves
 from tramark.federation.run import Settings, TriggerKind
@@ -62,6 +62,9 @@ def run(
         int,
         typer.Option(help="Seed of data split, weights, clients and, since this is a simulation, of the keyring."),
     ] = 0,
+    option: Annotated[
+        list[str] | None, typer.Option(help="A parameter of the method's own, such as projection=reversed.")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
     warm_from: Annotated[
         Path | None, typer.Option(help="Folder of another run whose warm-up this one starts from, to compare methods.")
@@ -95,6 +98,7 @@ def run(
         lr=lr,
         sample_fraction=sample_fraction,
         seed=seed,
+        options=pairs("--option", option or []),
     )
     job = partial(
         run_federation,

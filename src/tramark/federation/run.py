@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -62,6 +62,8 @@ class Settings:
     lr: float = 0.01
     sample_fraction: float = 1.0
     seed: int = 0
+    options: dict[str, Any] = field(default_factory=dict)
+    """Parameters of the method's own."""
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -121,9 +123,14 @@ def prepare(settings: Settings, *, data_dir: Path | None = None, device: torch.d
         triggers=_triggers(settings, dataset, data_dir),
         secret=hashlib.sha256(f"tramark simulation {settings.seed}".encode()).digest(),
         warmup=settings.warmup,
-        options={name: getattr(settings, name) for name in own},
+        options={name: getattr(settings, name) for name in own} | settings.options,
     )
-    method: Method = METHODS[settings.method].make(model, scene)
+    try:
+        method: Method = METHODS[settings.method].make(model, scene)
+    except TypeError as error:
+        if not settings.options:
+            raise
+        raise SettingError(f"{settings.method} does not take these options: {error}") from None
     return Simulation(
         method,
         dataset,

@@ -2,7 +2,7 @@
 
 A `Method` dispatches models and collects what comes back. What else it does, it shows by having more: `train_client` if
 clients must do something of their own (`ClientSide`), `verify` if a suspect can be verified (`Verifiable`). The columns
-in which methods are compared are read off that, and off three declarations.
+in which methods are compared are read off that, and off five declarations.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -106,6 +106,10 @@ class Verifiable(Protocol):
     """Whether it tells clients apart, or shows only whose federation a model comes from."""
     resists_collusion: ClassVar[bool]
     """Whether it is made to name at least one of several colluders."""
+    says_nobody: ClassVar[bool]
+    """Whether it can find that a suspect is nobody's, or always points at somebody."""
+    many_clients: ClassVar[bool]
+    """Whether it takes more clients than the task has classes."""
 
     def verify(self, suspect: nn.Module | Suspect) -> Finding:
         """Say whose a suspect is. A white-box method takes a module of the federation's architecture."""
