@@ -360,16 +360,17 @@ def test_batch_norm_is_left_alone() -> None:
 
 @pytest.mark.parametrize("triggers", [Vectors(12), Tokens(6, vocabulary=30)], ids=["table", "text"])
 def test_other_kinds_of_inputs(triggers: Vectors | Tokens) -> None:
-    if isinstance(triggers, Tokens):
-        model = nn.Sequential(nn.Embedding(30, 8), nn.Flatten(), nn.Linear(48, 32), nn.ReLU(), nn.Linear(32, 3))
-    else:
-        model = nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 3))
-    recipe = Recipe(questions=60, steps=200, rate=0.1, regularisation=0.0, false_accusation=1e-3)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        text = isinstance(triggers, Tokens)
+        first = [nn.Embedding(30, 8), nn.Flatten(), nn.Linear(48, 64)] if text else [nn.Linear(12, 64)]
+        model = nn.Sequential(*first, nn.ReLU(), nn.Linear(64, 3))
+    recipe = Recipe(questions=100, steps=200, rate=0.1, regularisation=0.0, false_accusation=1e-3)
     method = BlackCATT(model, CLIENTS, classes=3, triggers=triggers, secret=SECRET, recipe=recipe)
     before = method.raw.clone()
     for _ in range(3):
         method.collect(dict(method.dispatch()))
-    assert torch.equal(before, method.raw) == isinstance(triggers, Tokens)
+    assert torch.equal(before, method.raw) == text
     model.load_state_dict(dict(method.dispatch())["client-2"])
     assert "client-2" in method.verify(model).accused
 

