@@ -195,7 +195,7 @@ def assault(
 def _verify(method: Verifiable, suspect: nn.Module | Suspect, group: tuple[str, ...]) -> tuple[Finding, float]:
     try:
         return method.verify(suspect), max(method.confidence(suspect, client) for client in group)
-    except (SuspectError, KeyError, RuntimeError, AttributeError):
+    except (SuspectError, ValueError, KeyError, RuntimeError, AttributeError):
         # Weights of another shape or kind than the method's own: it can tell nothing.
         if method.access == "black-box":
             raise
