@@ -24,7 +24,7 @@ from torch import Tensor
 from tramark import Keyring, TraMark
 from tramark.models import build
 
-SHAPES = {"cnn": (1, 28, 28), "small-cnn": (3, 32, 32), "alexnet": (3, 32, 32), "vit-b16": (3, 224, 224)}
+SHAPES = {"cnn": (1, 28, 28), "small-cnn": (3, 32, 32), "alexnet": (3, 32, 32)}
 
 
 class Clients:
