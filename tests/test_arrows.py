@@ -12,6 +12,7 @@ ROOT = Path(tramark.__file__).parent
 
 # Each room with the rooms it may import from; what is listed later may know what is listed earlier, not the reverse.
 MAY_KNOW: dict[str, set[str]] = {
+    "jpeg": set(),
     "streams": set(),
     "weights": set(),
     "triggers": {"streams"},

@@ -19,10 +19,11 @@ from tramark.attacks.collusion import Average, Extreme, MixTensors, MixWeights
 from tramark.attacks.detector import Refuse
 from tramark.attacks.difference import Difference, DifferenceDirections
 from tramark.attacks.informed import AntiPatterns, ProjectInputs, PruneAndTune, QuietWeights, RetrainLayer, odd_inputs
-from tramark.attacks.transforms import Transform, jpeg
+from tramark.attacks.transforms import Transform
 from tramark.data import Dataset
 from tramark.federation.client import LocalTraining, accuracy, predict
 from tramark.fleet import Fleet
+from tramark.jpeg import compress
 from tramark.models import build
 from tramark.region import Places, Subspace, editable_layers
 from tramark.tracing import NO_ANSWER, Suspect
@@ -193,7 +194,7 @@ def test_jpeg_is_what_jpeg_does() -> None:
             buffer = io.BytesIO()
             pillow.fromarray(pixels if len(picture) == 3 else pixels[:, :, 0]).save(buffer, "JPEG", quality=quality)
             theirs = torch.tensor(np.asarray(pillow.open(buffer)).reshape(pixels.shape)).permute(2, 0, 1).float()
-            apart = float((theirs - jpeg(picture[None], quality)[0].float()).abs().mean())
+            apart = float((theirs - compress(picture[None], quality)[0].float()).abs().mean())
             assert apart < 0.5 * float((theirs - picture.float()).abs().mean())
 
 

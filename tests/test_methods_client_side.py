@@ -16,9 +16,10 @@ from tramark.federation.checkpoint import dump, restore
 from tramark.federation.client import ClientPractice, LocalTraining
 from tramark.federation.partition import iid
 from tramark.federation.simulator import Simulation
+from tramark.jpeg import compress
 from tramark.methods import ClientSide, Method, Scene, Verifiable
 from tramark.methods.bits import BitKey, Picked, appended, needed, normal, public_carrier, read, read_suspect
-from tramark.methods.fedcrmw import FedCRMW, compress
+from tramark.methods.fedcrmw import FedCRMW
 from tramark.methods.fedipr import FedIPR
 from tramark.methods.robwe import RobWE
 from tramark.models import build

@@ -18,70 +18,14 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from tramark import streams
+from tramark.jpeg import compress
 from tramark.methods.base import Access, Finding, Practice, Scene
 from tramark.methods.bits import appended
 from tramark.methods.fedavg import FedAvg
 from tramark.tracing.statistics import p_values, plurality
 from tramark.tracing.suspect import ModuleSuspect, Suspect
-
-# The tables of the JPEG standard (T.81, annex K), for brightness and for colour.
-LUMINANCE = (
-    (16, 11, 10, 16, 24, 40, 51, 61),
-    (12, 12, 14, 19, 26, 58, 60, 55),
-    (14, 13, 16, 24, 40, 57, 69, 56),
-    (14, 17, 22, 29, 51, 87, 80, 62),
-    (18, 22, 37, 56, 68, 109, 103, 77),
-    (24, 35, 55, 64, 81, 104, 113, 92),
-    (49, 64, 78, 87, 103, 121, 120, 101),
-    (72, 92, 95, 98, 112, 100, 103, 99),
-)
-CHROMINANCE = (
-    (17, 18, 24, 47, 99, 99, 99, 99),
-    (18, 21, 26, 66, 99, 99, 99, 99),
-    (24, 26, 56, 99, 99, 99, 99, 99),
-    (47, 66, 99, 99, 99, 99, 99, 99),
-    *(((99,) * 8,) * 4),
-)
-TO_YCC = ((0.299, 0.587, 0.114), (-0.168736, -0.331264, 0.5), (0.5, -0.418688, -0.081312))
-
-
-def compress(images: Tensor, quality: int) -> Tensor:
-    """Bytes of N×C×H×W images as JPEG of this quality gives them back, without subsampling of colour.
-
-    >>> flat = torch.full((1, 1, 28, 28), 77, dtype=torch.uint8)
-    >>> torch.equal(compress(flat, 75), flat)
-    True
-    """
-    if not 1 <= quality <= 100:
-        raise ValueError(f"a JPEG quality of {quality}: it goes from 1 to 100")
-    height, width = images.shape[-2:]
-    values = images.double() - 128
-    colour = images.shape[1] == 3
-    mixing = torch.tensor(TO_YCC, dtype=torch.float64)
-    if colour:
-        # Without an offset for the level shift: grey has no colour, so only brightness needs one, and has it.
-        values = torch.einsum("yc,nchw->nyhw", mixing, values)
-    values = F.pad(values, (0, -width % 8, 0, -height % 8), mode="replicate")
-    blocks = values.unfold(2, 8, 8).unfold(3, 8, 8)
-    wave, scale = _cosines(), 5000 // quality if quality < 50 else 200 - 2 * quality
-    tables = torch.tensor([LUMINANCE, *([CHROMINANCE] * 2 if colour else [LUMINANCE] * (images.shape[1] - 1))])
-    tables = ((tables * scale + 50) // 100).clamp(1, 255)[:, None, None].double()
-    blocks = wave.T @ ((wave @ blocks @ wave.T / tables).round() * tables) @ wave
-    values = blocks.transpose(3, 4).reshape(values.shape)[..., :height, :width]
-    if colour:
-        values = torch.einsum("cy,nyhw->nchw", torch.linalg.inv(mixing), values)
-    return (values + 128).round().clamp(0, 255).to(torch.uint8)
-
-
-def _cosines() -> Tensor:
-    """The orthonormal matrix of the discrete cosine transform of eight numbers."""
-    place = torch.arange(8, dtype=torch.float64)
-    wave = torch.cos(torch.pi * (2 * place[None] + 1) * place[:, None] / 16) / 2
-    wave[0] /= 2**0.5
-    return wave
 
 
 def _logos(classes: int, clients: int, false_claim: float, *, wrong: int) -> int:
