@@ -9,8 +9,6 @@ not touch, or that are too large for what they do. `AntiPatterns` trains the mod
 his own making. `PruneAndTune` zeroes the smallest weights, which is where the paper puts marks, and trains the others.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,6 +25,7 @@ from tramark.attacks.difference import (
     spoil,
     tune,
 )
+from tramark.attacks.training import norms_at_rest
 from tramark.data import Dataset
 from tramark.region import editable_layers
 from tramark.triggers import Patterns, Tokens, Triggers, Vectors, WafflePatterns
@@ -179,7 +178,7 @@ class AntiPatterns:
                 return self.weight * F.cross_entropy(scores, labels[some])
             return -self.weight * F.log_softmax(scores, dim=1).mean()
 
-        with _norms_frozen(model):
+        with norms_at_rest(model):
             return tune(model, loot, epochs=self.epochs, lr=self.lr, seed=self.seed, extra=indifference)
 
 
@@ -249,22 +248,3 @@ def _mean_gradient(model: nn.Module, layout: Layout, loot: Loot, *, batch: int =
         pulls = torch.autograd.grad(loss, weights, materialize_grads=True)
         total += torch.cat([pull.abs().flatten().cpu() for pull in pulls])
     return total / len(batches)
-
-
-@contextmanager
-def _norms_frozen(model: nn.Module) -> Iterator[None]:
-    """Batch norm as in evaluation, even while training.
-
-    Odd inputs must not get into the statistics, nor be told from the data by being normalised by others.
-    """
-
-    def freeze(norm: nn.Module, _: object) -> None:
-        norm.training = False
-
-    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-    handles = [norm.register_forward_pre_hook(freeze) for norm in norms]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()

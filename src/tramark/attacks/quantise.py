@@ -15,7 +15,8 @@ from torch.ao.quantization import quantize_fx
 from torch.nn import functional as F
 
 from tramark.attacks.base import Loot, copied, generator
-from tramark.attacks.training import check_training, layers, seeded, some, train
+from tramark.attacks.training import check_training, layers, some, train
+from tramark.federation.client import seeded
 from tramark.tracing.suspect import one_line
 
 # What static quantisation treats. Sums, attention, layer norms and token ids stay as they are: in eight bits the first

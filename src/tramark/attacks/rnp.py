@@ -19,8 +19,8 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
 from tramark.attacks.base import Loot, copied, generator
-from tramark.attacks.training import batches, check_training, hidden_layers, seeded, some
-from tramark.federation.client import accuracy
+from tramark.attacks.training import batches, check_training, hidden_layers, some
+from tramark.federation.client import accuracy, seeded
 from tramark.inject import device_of
 from tramark.models.vit import Attention, Block
 

@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
 from tramark.attacks.base import Loot
-from tramark.federation.client import LocalTraining, crop_and_flip
+from tramark.federation.client import LocalTraining, crop_and_flip, seeded
 from tramark.inject import device_of
 
 Layer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -110,16 +110,6 @@ def _arrange(model: nn.Module, layout: torch.memory_format) -> None:
 def some(loot: Loot, count: int, generator: torch.Generator) -> Loot:
     """So many of the thief's samples, at random; all, if there are no more."""
     return Loot(loot.dataset, loot.indices[torch.randperm(len(loot.indices), generator=generator)[:count]])
-
-
-@contextmanager
-def seeded(generator: torch.Generator, device: torch.device) -> Iterator[None]:
-    """Torch's own generator, from which dropout and fresh layers draw: seeded from ours within the block, and as it
-    was after it."""
-    seed = int(torch.randint(2**62, (), generator=generator))
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield
 
 
 @contextmanager

@@ -64,7 +64,7 @@ class LocalTraining:
         optimiser = torch.optim.SGD(moving, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
         losses = []
         model.train()
-        with _seeded(generator, device), _channels_last(model):
+        with seeded(generator, device), _channels_last(model):
             for _ in range(self.epochs):
                 for batch in self._batches(indices, generator):
                     x, y = inputs[batch], labels[batch].to(device)
@@ -198,8 +198,9 @@ def _channels_last(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _seeded(generator: torch.Generator, device: torch.device) -> Iterator[None]:
-    """Dropout draws from torch's own generator: seeded from ours within the block, and as it was after it."""
+def seeded(generator: torch.Generator, device: torch.device) -> Iterator[None]:
+    """Torch's own generator, from which dropout and fresh layers draw: seeded from ours within the block, and as it was
+    after it."""
     seed = int(torch.randint(2**62, (), generator=generator))
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
