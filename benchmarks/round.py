@@ -4,7 +4,8 @@ The naive side is what the authors' code does, written plainly: a copy of the mo
 them twenty steps of batch 32 over its key with gradients of all weights, masked densely. A short real federation warms
 the model up; then both sides fold in the same clients' updates, taking turns, and the ratio is that of the medians.
 
-    python benchmarks/round.py --models cnn small-cnn alexnet --repeats 5 --json
+    python benchmarks/round.py --json
+    python benchmarks/round.py --models alexnet --samples 100 --json
 """
 
 import argparse
@@ -66,9 +67,9 @@ def confidence(model: nn.Module, keyring: Keyring, client: str) -> float:
     return float((said == torch.tensor(key.answers)[:, None]).float().mean())
 
 
-def measure(name: str, preset: str, repeats: int, warmup: int) -> dict[str, Any]:
+def measure(name: str, preset: str, repeats: int, warmup: int, samples: int) -> dict[str, Any]:
     settings = Settings(
-        data=DATA[name], model=name, samples_per_client=500, local_epochs=1, rounds=warmup + 1, warmup=warmup,
+        data=DATA[name], model=name, samples_per_client=samples, local_epochs=1, rounds=warmup + 1, warmup=warmup,
         preset=preset, answers="code" if preset == "default" else "label", triggers="patterns",
     )  # fmt: skip
     simulation = prepare(settings)
@@ -110,10 +111,11 @@ def main() -> None:
     parser.add_argument("--presets", nargs="+", default=["default", "late"])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--warmup", type=int, default=6, help="rounds of real training beforehand")
+    parser.add_argument("--samples", type=int, default=500, help="training images a client")
     parser.add_argument("--json", action="store_true", help="print a JSON list instead of a table")
     options = parser.parse_args()
     rows = [
-        measure(model, preset, options.repeats, options.warmup)
+        measure(model, preset, options.repeats, options.warmup, options.samples)
         for model in options.models
         for preset in options.presets
     ]

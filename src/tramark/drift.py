@@ -111,8 +111,12 @@ class Drift:
             # The rows of all updates go round and round the sketch's, each with a random sign: its square is that of
             # the updates in expectation, and exactly so while there are no more of them than rows.
             signs = self._signs(len(update), hash((self.rounds, self._seen, number)) & (2**62 - 1))
-            places = (torch.arange(len(update), device=self.device) + self._seen * len(update)) % self.sketch
-            self._sum[layer].index_add_(0, places, update * signs[:, None])
+            start = (self._seen * len(update)) % self.sketch
+            cuts = range(-start, len(update), self.sketch)
+            for cut in cuts:
+                some = slice(max(cut, 0), cut + self.sketch)
+                rows = slice(some.start - cut, some.start - cut + len(update[some]))
+                self._sum[layer][rows].addcmul_(update[some], signs[some, None])
         self._seen += 1
 
     def settle(self) -> None:

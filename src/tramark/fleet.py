@@ -12,6 +12,7 @@ averaged: what was sent is subtracted first, so that marks never mix. Nothing of
 tensors without marks go into the sum in pieces that fit a processor's cache, and only tensors with marks are built.
 """
 
+import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -63,6 +64,7 @@ class Fleet:
         self.clients = list(clients)
         self.region: Region | None = None
         self.marks = torch.empty(len(self.clients), 0, dtype=self.layout.dtype)
+        self._taken: tuple[weakref.ref[Tensor], int, Region, Tensor] | None = None
 
     def settle(self, region: Region, marks: Tensor) -> None:
         """Take up a region and everyone's marks in it, one row for each of `clients`."""
@@ -102,7 +104,7 @@ class Fleet:
         slot, row = self.layout.slots[name], self._row(client)
         tensor = slot.of(self.base).clone()
         if self.region is not None:
-            self.region.put_in(slot, tensor, self.marks[row])
+            self.region.put_in(slot, tensor, self.marks[row], self._own(self.region))
         return tensor
 
     def update(self, client: str, name: str, returned: Tensor) -> Tensor:
@@ -161,6 +163,16 @@ class Fleet:
             raise ValueError(f"{state['base'].numel()} weights do not fit a model of {self.base.numel()}")
         self.base = state["base"].clone()
         self.buffers = {name: state[f"buffer.{name}"].clone() for name in self.layout.buffers}
+
+    def _own(self, region: Region) -> Tensor:
+        """What the base holds in the region: taken once for everybody, as long as both stay what they are."""
+        if self._taken is not None:
+            base, version, taken, own = self._taken
+            if base() is self.base and version == self.base._version and taken is region:
+                return own
+        own = region.take(self.base)
+        self._taken = weakref.ref(self.base), self.base._version, region, own
+        return own
 
     def _row(self, client: str) -> int:
         try:

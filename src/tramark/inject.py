@@ -15,6 +15,7 @@ formed.
 Everything runs in evaluation mode: neither dropout nor the questions' batch statistics reach the model.
 """
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -98,12 +99,12 @@ class ClosedForm:
                 write_directions(inputs, sheet.owner, drift.moment(f"{layer}.weight"), self.residual)
                 for layer, inputs in zip(layers, _inputs_of(model, layers, sheet.inputs, run), strict=True)
             ]
+            bases = [torch.linalg.qr(edit) for edit in edits]
             brakes = [
-                Brake.of(model.get_parameter(f"{layer}.weight").detach(), edit, drift.moment(f"{layer}.weight"))
-                for layer, edit in zip(layers, edits, strict=True)
+                Brake.of(model.get_parameter(f"{layer}.weight").detach(), edit, r, drift.moment(f"{layer}.weight"))
+                for layer, edit, (_, r) in zip(layers, edits, bases, strict=True)
             ]
             search = Search(model, layers, run, edits, sheet, self.steps, self.batch)
-            bases = [torch.linalg.qr(edit) for edit in edits]
             region = Subspace(
                 tuple(
                     Directions(fleet.layout.slots[f"{layer}.weight"], basis.to("cpu", fleet.base.dtype))
@@ -158,27 +159,27 @@ class GradientSteps:
         assert isinstance(fleet.region, Places)
         parts = [Part.of(model, fleet, name, fleet.region) for name in _in_order(model, fleet.region, fleet.layout)]
         late = all(part.linear for part in parts)
-        run: Split | None = None
+        runs: list[Split] = []
         with loaded(model, fleet):
             for row, client in enumerate(fleet.clients):
                 key = keyring.key(client)
                 answers = torch.tensor(key.answers, device=device).repeat_interleave(keyring.train_variants)
+                size = self.batch_size or len(answers)
                 if row == 0 or keyring.assignment == "label":
-                    inputs = keyring.inputs(key, "train").flatten(0, 1).to(device)
-                    run = split(model, parts[0].layer, inputs) if late else None
-                if isinstance(run, GraphRun) and all(run.leads_to(part.layer) for part in parts):
-                    steps: Steps = LateSteps(model, parts, run)
+                    inputs = convolvable(keyring.inputs(key, "train").flatten(0, 1).to(device)).split(size)
+                    runs = [split(model, parts[0].layer, some) for some in inputs] if late else []
+                if runs and all(isinstance(run, GraphRun) and run.leads_to(p.layer) for run in runs for p in parts):
+                    steps: Steps = LateSteps(model, parts, runs, answers.split(size))
                 else:
                     _load(model, fleet, fleet.weights(client))
-                    steps = WholeSteps(model, parts, inputs)
-                fleet.marks[row] = self._train(steps, fleet.marks[row].to(device), answers).cpu()
+                    steps = WholeSteps(model, parts, inputs, answers.split(size))
+                fleet.marks[row] = self._train(steps, len(inputs), fleet.marks[row].to(device)).cpu()
 
-    def _train(self, steps: "Steps", mark: Tensor, answers: Tensor) -> Tensor:
-        size = self.batch_size or len(answers)
+    def _train(self, steps: "Steps", batches: int, mark: Tensor) -> Tensor:
         total = torch.zeros_like(mark)
         for _ in range(self.passes):
-            for some in torch.arange(len(answers), device=answers.device).split(size):
-                gradient = steps.gradient(mark, some, answers[some])
+            for batch in range(batches):
+                gradient = steps.gradient(mark, batch)
                 total = total + gradient if self.summed else gradient
                 mark = mark - self.rate * total
         return mark
@@ -214,8 +215,8 @@ class Part:
 class Steps(Protocol):
     """Gives gradients at the places of a region for one client."""
 
-    def gradient(self, mark: Tensor, some: Tensor, answers: Tensor) -> Tensor:
-        """The loss's gradient at the places, for some of the questions, where the places hold `mark`."""
+    def gradient(self, mark: Tensor, batch: int) -> Tensor:
+        """The loss's gradient at the places, for one batch of the questions, where the places hold `mark`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,12 +225,14 @@ class WholeSteps:
 
     model: nn.Module
     parts: Sequence[Part]
-    inputs: Tensor
+    inputs: Sequence[Tensor]
+    """Batch by batch."""
+    answers: Sequence[Tensor]
 
-    def gradient(self, mark: Tensor, some: Tensor, answers: Tensor) -> Tensor:
+    def gradient(self, mark: Tensor, batch: int) -> Tensor:
         for part in self.parts:
             part.put(mark)
-        loss = F.cross_entropy(self.model(self.inputs[some]), answers)
+        loss = F.cross_entropy(self.model(self.inputs[batch]), self.answers[batch])
         dense = torch.autograd.grad(loss, [part.weight for part in self.parts], materialize_grads=True)
         return torch.cat([g.flatten()[part.places] for g, part in zip(dense, self.parts, strict=True)]).to(mark.dtype)
 
@@ -242,35 +245,38 @@ class LateSteps:
     output times the layer's input.
     """
 
-    def __init__(self, model: nn.Module, parts: Sequence[Part], run: Split) -> None:
-        self._parts, self._run = parts, run
+    def __init__(
+        self, model: nn.Module, parts: Sequence[Part], runs: Sequence[Split], answers: Sequence[Tensor]
+    ) -> None:
+        self._parts, self._runs, self._answers = parts, runs, answers
         self._modules = [model.get_submodule(part.layer) for part in parts]
         self._patterns = [_pattern(part) for part in parts]
         first = parts[0]
         self._base = first.weight.detach().view(-1)[first.places].clone()
+        self._columns = [_as_columns(run.layer_inputs) for run in runs]
 
-    def gradient(self, mark: Tensor, some: Tensor, answers: Tensor) -> Tensor:
+    def gradient(self, mark: Tensor, batch: int) -> Tensor:
         first, *later = self._parts
-        run = self._run.some(some)
+        run = self._runs[batch]
         for part in later:
             part.put(mark)
         moved = _with_values(self._patterns[0], (mark[first.some] - self._base).to(run.layer_inputs.dtype))
-        response = (moved @ run.layer_inputs.reshape(-1, moved.shape[1]).T).T
+        response = (moved @ self._columns[batch]).T
         outputs = run.layer_outputs + response.view(run.layer_outputs.shape)
-        seen: list[tuple[Tensor, Tensor]] = [(run.layer_inputs, outputs.requires_grad_())]
+        seen: list[tuple[Tensor, Tensor]] = [(self._columns[batch], outputs.requires_grad_())]
         handles = [
-            module.register_forward_hook(lambda _, args, out: seen.append((args[0].detach(), out)))
+            module.register_forward_hook(lambda _, args, out: seen.append((_as_columns(args[0].detach()), out)))
             for module in self._modules[1:]
         ]
         try:
-            loss = F.cross_entropy(run.after(outputs), answers)
+            loss = F.cross_entropy(run.after(outputs), self._answers[batch])
         finally:
             for handle in handles:
                 handle.remove()
         slopes = torch.autograd.grad(loss, [out for _, out in seen])
         pieces = [
-            _sampled(pattern, slope.reshape(-1, len(pattern)).T, inputs.reshape(-1, pattern.shape[1]))
-            for pattern, slope, (inputs, _) in zip(self._patterns, slopes, seen, strict=True)
+            _sampled(pattern, slope.reshape(-1, len(pattern)).T, columns.T)
+            for pattern, slope, (columns, _) in zip(self._patterns, slopes, seen, strict=True)
         ]
         return torch.cat(pieces).to(mark.dtype)
 
@@ -304,9 +310,7 @@ class AnswerSheet:
             answers[row, [column[q] for q in key.questions]] = torch.tensor(key.answers)
         raw = keyring.raw(numbers, "train")
         owner = torch.arange(len(numbers)).repeat_interleave(raw.shape[1])
-        inputs = keyring.triggers.prepare(raw.flatten(0, 1)).to(device)
-        if inputs.dim() == 4:
-            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        inputs = convolvable(keyring.triggers.prepare(raw.flatten(0, 1)).to(device))
         return cls(inputs, owner.to(device), answers.to(device))
 
     def some(self, rows: Tensor) -> "AnswerSheet":
@@ -341,22 +345,23 @@ class Search:
         pieces = [slice(start, start + size) for start in range(0, len(self.sheet.answers), size)]
         owner = self.sheet.owner
         first = torch.cat([owner.new_ones(1), owner.diff()]).nonzero().flatten()
-        coarse = replace(self, run=self.run.some(first), sheet=self.sheet.some(first), tolerance=0.02)
+        coarse = replace(self, run=self.run.some(first), sheet=self.sheet.some(first), tolerance=0.1)
         halvings = done = 0
         while done < len(pieces):
             wanted, asked = self.sheet.answers[pieces[done]], margin / 2**halvings
             # Most of the way is gone with one variant of each question; the others differ from it by a little.
             changes, found = coarse.smallest(wanted, asked)
-            small = _pass(changes, brakes)
-            if not found or small or halvings == 4:
+            excess = _excess(changes, brakes)
+            if not found or excess <= 1 or halvings == 4:
                 # In a layer too small for its questions one variant may lead nowhere: then all start together.
                 changes, _ = self.smallest(wanted, asked, changes if found else None)
-                small = _pass(changes, brakes)
-            if small or halvings == 4:
+                excess = _excess(changes, brakes)
+            if excess <= 1 or halvings == 4:
                 yield pieces[done], changes
                 done += 1
             else:
-                halvings, done = halvings + 1, 0
+                # Changes shrink more slowly than the margin, so half of it would be too much again at four times.
+                halvings, done = min(4, halvings + math.ceil(math.log2(excess))), 0
 
     def smallest(
         self, wanted: Tensor, margin: float, near: Sequence[Tensor] | None = None
@@ -371,42 +376,42 @@ class Search:
         if near is None:
             widths = [len(self.model.get_parameter(f"{layer}.weight")) for layer in self.layers]
             near = [torch.zeros(clients, width, questions, device=wanted.device) for width in widths]
-        changes = [change.clone() for change in near]
+        changes = best = list(near)
         owner = self.sheet.owner
         member = F.one_hot(owner, questions).float()
         labels = wanted[:, owner].flatten()
         asked = labels >= 0
-        for change in changes:
-            change.requires_grad_()
-        best = [change.detach().clone() for change in changes]
         least = torch.full((clients,), torch.inf, device=wanted.device)
         before = torch.full((clients, questions), torch.inf, device=wanted.device)
         pace = torch.ones(clients, questions, device=wanted.device)
         for _ in range(self.steps):
+            changes = [change.requires_grad_() for change in changes]
             logits = self._answer(changes)
             own = logits.gather(1, labels.clamp_min(0)[:, None])[:, 0]
             others = logits.scatter(1, labels.clamp_min(0)[:, None], -torch.inf).amax(1)
             lacking = torch.where(asked, (margin - (own - others)).clamp_min(0), 0).view(clients, -1)
             # A variant counts by what it lacks, so that none comes or goes at a jump.
             steepest = torch.autograd.grad(lacking.square().sum() / 2, changes)
-            with torch.no_grad():
-                missing = lacking.square() @ member
-                better = missing.sum(1) < least
-                least = torch.where(better, missing.sum(1), least)
-                # Where a step made things worse, the margin bends or another question interfered: go on more slowly.
-                pace = torch.where(missing > before, 0.5 * pace, (1.2 * pace).clamp_max(1))
-                before = missing
-                slope = torch.stack([g.square().sum(1) for g in steepest]).sum(0)
-                length = pace * missing / slope.clamp_min(1e-12)
-                # Where it went far astray, it begins again from the best so far, more slowly still.
-                astray = missing.sum(1) > 2 * least
-                pace[astray] *= 0.5
-                for i, (change, gradient) in enumerate(zip(changes, steepest, strict=True)):
-                    best[i][better] = change[better]
-                    change -= gradient * length[:, None]
-                    change[astray] = best[i][astray]
-            if float(lacking.detach().max()) <= self.tolerance * margin:
+            changes, lacking = [change.detach() for change in changes], lacking.detach()
+            missing = lacking.square() @ member
+            better = missing.sum(1) < least
+            least = torch.where(better, missing.sum(1), least)
+            best = _chosen(better, changes, best)
+            if float(lacking.max()) <= self.tolerance * margin:
                 return best, True
+            # Where a step made things worse, the margin bends or another question interfered: go on more slowly.
+            pace = torch.where(missing > before, 0.5 * pace, (1.2 * pace).clamp_max(1))
+            before = missing
+            slope = torch.stack([g.square().sum(1) for g in steepest]).sum(0)
+            length = pace * missing / slope.clamp_min(1e-12)
+            moved = [
+                torch.addcmul(change, gradient, length[:, None], value=-1)
+                for change, gradient in zip(changes, steepest, strict=True)
+            ]
+            # Where it went far astray, it begins again from the best so far, more slowly still.
+            astray = missing.sum(1) > 2 * least
+            pace[astray] *= 0.5
+            changes = _chosen(astray, best, moved)
         return best, False
 
     def _answer(self, changes: Sequence[Tensor]) -> Tensor:
@@ -474,29 +479,39 @@ class Brake:
     """The R of B = QR."""
 
     @classmethod
-    def of(cls, weight: Tensor, edit: Tensor, moment: Moment) -> "Brake":
+    def of(cls, weight: Tensor, edit: Tensor, triangle: Tensor, moment: Moment) -> "Brake":
         # A hundred rows tell a layer's power well enough, and the whole product would be the dearest step of a round.
         rows = weight[:: max(1, len(weight) // 128)]
         power = float(moment.power(rows).trace()) * len(weight) / len(rows)
-        return cls(0.02 * power, 3 * _gain(weight), moment.power(edit.T), torch.linalg.qr(edit).R)
+        return cls(0.02 * power, 3 * _gain(weight), moment.power(edit.T), triangle)
 
-    def lets_pass(self, change: Tensor) -> bool:
-        """Whether all clients' changes are small enough."""
+    def excess(self, change: Tensor) -> float:
+        """How many times larger than allowed the largest of all clients' changes is; at most 1 may pass."""
         added = torch.einsum("coq,qp,cop->c", change, self.moment, change)
-        gains = torch.linalg.matrix_norm(change @ self.triangle.T, ord=2)
-        return bool((added <= self.power).all() and (gains <= self.gain).all())
+        edits = change @ self.triangle.T
+        gain = torch.linalg.eigvalsh(edits.mT @ edits).max().clamp_min(0).sqrt()
+        return max(math.sqrt(float(added.max()) / self.power), float(gain) / self.gain)
 
 
-def _pass(changes: Sequence[Tensor], brakes: Sequence[Brake]) -> bool:
-    return all(brake.lets_pass(change) for brake, change in zip(brakes, changes, strict=True))
+def _chosen(who: Tensor, ones: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
+    """The ones of some clients and the others of the rest; nothing is copied where it is all or none."""
+    if bool(who.all()):
+        return list(ones)
+    if not bool(who.any()):
+        return list(others)
+    return [torch.where(who[:, None, None], one, other) for one, other in zip(ones, others, strict=True)]
+
+
+def _excess(changes: Sequence[Tensor], brakes: Sequence[Brake]) -> float:
+    return max(brake.excess(change) for brake, change in zip(brakes, changes, strict=True))
 
 
 def _gain(matrix: Tensor) -> float:
     """The largest singular value, to within a few per cent, by power iteration on a few vectors at once."""
     generator = torch.Generator().manual_seed(0)
     vectors = torch.randn(matrix.shape[1], 8, generator=generator).to(matrix)
-    for _ in range(5):
-        vectors = matrix.T @ (matrix @ torch.linalg.qr(vectors).Q)
+    for _ in range(3):
+        vectors = matrix.T @ (matrix @ F.normalize(vectors, dim=0))
     return float(torch.linalg.matrix_norm(matrix @ torch.linalg.qr(vectors).Q, ord=2))
 
 
@@ -539,6 +554,11 @@ class loaded:  # noqa: N801 - reads as a phrase: with loaded(model, fleet)
         self._model.train(self._was_training)
 
 
+def convolvable(inputs: Tensor) -> Tensor:
+    """Images in the memory layout in which convolutions are fastest; anything else as it is."""
+    return inputs.contiguous(memory_format=torch.channels_last) if inputs.dim() == 4 else inputs
+
+
 def device_of(model: nn.Module) -> torch.device:
     return next(model.parameters()).device
 
@@ -577,8 +597,13 @@ def _with_values(pattern: Tensor, values: Tensor) -> Tensor:
 
 def _sampled(pattern: Tensor, left: Tensor, right: Tensor) -> Tensor:
     """left @ right at the places of a pattern."""
-    found: Tensor = torch.sparse.sampled_addmm(pattern, left.contiguous(), right.contiguous(), beta=0.0).values()
+    found: Tensor = torch.sparse.sampled_addmm(pattern, left, right, beta=0.0).values()
     return found
+
+
+def _as_columns(inputs: Tensor) -> Tensor:
+    """A layer's inputs as in × N: sparse products are several times faster on columns that lie side by side."""
+    return inputs.reshape(-1, inputs.shape[-1]).T.contiguous()
 
 
 def _per_input(inputs: Tensor) -> Tensor:

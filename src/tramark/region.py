@@ -29,8 +29,8 @@ class Region(Protocol):
     def put(self, weights: Tensor, mark: Tensor) -> None:
         """Write a mark into a flat vector of weights, in place; nothing outside the region changes."""
 
-    def put_in(self, slot: Slot, tensor: Tensor, mark: Tensor) -> None:
-        """Write the part of a mark that lies in one tensor into that tensor, in place."""
+    def put_in(self, slot: Slot, tensor: Tensor, mark: Tensor, own: Tensor) -> None:
+        """Write the part of a mark that lies in one tensor into that tensor, in place; `own` is what it held before."""
 
     def tensors(self, layout: Layout) -> set[str]:
         """The names of the tensors that a mark can change."""
@@ -60,7 +60,7 @@ class Places:
     def put(self, weights: Tensor, mark: Tensor) -> None:
         weights[self.indices] = mark.to(weights.dtype)
 
-    def put_in(self, slot: Slot, tensor: Tensor, mark: Tensor) -> None:
+    def put_in(self, slot: Slot, tensor: Tensor, mark: Tensor, own: Tensor) -> None:
         some, places = self.inside(slot)
         tensor.view(-1)[places] = mark[some].to(tensor.dtype)
 
@@ -113,11 +113,10 @@ class Subspace:
             matrix = part.matrix(weights)
             matrix += (piece - matrix @ part.basis) @ part.basis.T
 
-    def put_in(self, slot: Slot, tensor: Tensor, mark: Tensor) -> None:
-        for part, piece in zip(self.parts, self.split(mark), strict=True):
+    def put_in(self, slot: Slot, tensor: Tensor, mark: Tensor, own: Tensor) -> None:
+        for part, piece in zip(self.parts, self.split(mark - own), strict=True):
             if part.slot == slot:
-                matrix = tensor.view(len(tensor), -1)
-                matrix.addmm_(piece - matrix @ part.basis, part.basis.T)
+                tensor.view(len(tensor), -1).addmm_(piece, part.basis.T)
 
     def split(self, mark: Tensor) -> list[Tensor]:
         """A mark (or a matrix of marks) layer by layer: … × out × q."""

@@ -6,7 +6,9 @@ made in the model's graph as torch.fx sees it. A model that torch.fx cannot trac
 slower, but right.
 """
 
+import contextlib
 import copy
+import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -31,14 +33,29 @@ class Split(Protocol):
 
 def split(model: nn.Module, layer: str, inputs: Tensor) -> Split:
     """Run a model in evaluation mode on some inputs up to a layer, and be ready to go on from there."""
+    graph = _traced(model)
+    if graph is not None:
+        with contextlib.suppress(_NoCutError):
+            return GraphRun(graph, layer, inputs)
+    return WholeRun(model, layer, inputs)
+
+
+_graphs: weakref.WeakKeyDictionary[nn.Module, fx.GraphModule] = weakref.WeakKeyDictionary()
+
+
+def _traced(model: nn.Module) -> fx.GraphModule | None:
+    """A model's graph, traced once as long as its modules stay the same ones; None if it cannot be traced."""
+    graph = _graphs.get(model)
+    if graph is not None:
+        modules = dict(model.named_modules())
+        targets = {node.target for node in graph.graph.nodes if node.op == "call_module"}
+        if all(modules.get(target) is graph.get_submodule(target) for target in targets):
+            return graph
     try:
-        graph = fx.symbolic_trace(model)
+        graph = _graphs[model] = fx.symbolic_trace(model)
     except Exception:  # whatever a stranger's forward() does under tracing
-        return WholeRun(model, layer, inputs)
-    try:
-        return GraphRun(graph, layer, inputs)
-    except _NoCutError:
-        return WholeRun(model, layer, inputs)
+        return None
+    return graph
 
 
 class _NoCutError(Exception):
@@ -78,6 +95,7 @@ class GraphRun:
         if not all(isinstance(v, Tensor) and len(v) == len(inputs) for v in self._carried.values()):
             raise _NoCutError
         self._skipped: list[Any] = nodes[: cuts[0]]
+        self._runner = fx.Interpreter(graph)
 
     def leads_to(self, layer: str) -> bool:
         """Whether a layer is run exactly once, and not before the cut."""
@@ -95,7 +113,7 @@ class GraphRun:
         env: dict[fx.Node, Any] = dict.fromkeys(n for n in self._skipped if n.op != "get_attr")
         env |= {node: _copies(value, copies) for node, value in self._carried.items()}
         env[self._cut] = layer_outputs
-        outputs: Tensor = fx.Interpreter(self._graph).run(initial_env=env)
+        outputs: Tensor = self._runner.run(initial_env=env)
         return outputs
 
 

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from tramark.data import Dataset
 from tramark.fleet import Fleet
-from tramark.inject import device_of, loaded
+from tramark.inject import convolvable, device_of, loaded
 from tramark.keys import Keyring
 from tramark.methods import Method, Verifiable
 from tramark.region import Subspace
@@ -131,9 +131,7 @@ def judge(keyring: Keyring, clients: Sequence[str], answer: Callable[[Tensor], T
 
 def answers_of_all(model: nn.Module, fleet: Fleet, inputs: Tensor) -> Tensor:
     """Logits of all clients' models for some inputs: n × N × labels. What the models share is run once."""
-    inputs = inputs.to(device_of(model))
-    if inputs.dim() == 4:
-        inputs = inputs.contiguous(memory_format=torch.channels_last)
+    inputs = convolvable(inputs.to(device_of(model)))
     with torch.no_grad():
         return torch.stack([logits.cpu() for logits in _answers(model, fleet, inputs)])
 
