@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tramark import Keyring, TraMark, data
-from tramark.attacks import Attack, Collusion, Loot
+from tramark.attacks import ATTACKS, Attack, Collusion, Loot
 from tramark.attacks.answers import HideClasses, LabelOnly, Randomise, Round
-from tramark.attacks.catalogue_inference import INFERENCE_AND_COLLUSION
 from tramark.attacks.collusion import Average, Extreme, MixTensors, MixWeights
 from tramark.attacks.detector import Refuse
 from tramark.attacks.difference import Difference, DifferenceDirections
@@ -32,6 +31,13 @@ from tramark.triggers import Patterns
 from tramark.weights import Layout
 
 CLIENTS = ["a", "b", "c"]
+
+FILES = ("answers", "collusion", "detector", "difference", "informed", "transforms")
+ANSWERING = {
+    name: make
+    for name, make in ATTACKS.items()
+    if getattr(make, "func", make).__module__.removeprefix("tramark.attacks.") in FILES
+}
 
 
 def tiny_cnn() -> nn.Module:
@@ -141,17 +147,17 @@ FASTER: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", INFERENCE_AND_COLLUSION)
+@pytest.mark.parametrize("name", ANSWERING)
 def test_every_attack_answers_repeats_itself_and_leaves_models_alone(
     name: str, trained: list[nn.Module], loot: Loot
 ) -> None:
-    attack = INFERENCE_AND_COLLUSION[name](**FASTER.get(name, {}))
+    attack = ANSWERING[name](**FASTER.get(name, {}))
     before = copy.deepcopy(trained)
     raw = torch.cat([loot.dataset.test_inputs[:60], odd_inputs(loot.dataset, 20, seed=1)])
     torch.manual_seed(1)
     first = turns_up(attack, trained, loot)
     torch.manual_seed(2)
-    second = turns_up(INFERENCE_AND_COLLUSION[name](**FASTER.get(name, {})), trained, loot)
+    second = turns_up(ANSWERING[name](**FASTER.get(name, {})), trained, loot)
     assert all(same_state(one, other) for one, other in zip(trained, before, strict=True))
     assert all(weight.grad is None and not model.training for model in trained for weight in model.parameters())
     answers = said(first, raw, loot)
@@ -173,7 +179,7 @@ def test_another_seed_is_another_attack(trained: list[nn.Module], loot: Loot) ->
     raw = loot.dataset.test_inputs
     for name in ("randomise", "mix-weights", "mix-tensors", "retrain-layer", "anti-patterns", "refuse"):
         options = FASTER.get(name, {}) | ({"action": "random"} if name == "refuse" else {})
-        one, other = (turns_up(INFERENCE_AND_COLLUSION[name](**options, seed=s), trained, loot) for s in (3, 4))
+        one, other = (turns_up(ANSWERING[name](**options, seed=s), trained, loot) for s in (3, 4))
         if isinstance(one, nn.Module):
             assert isinstance(other, nn.Module)
             assert not same_state(one, other)
@@ -255,7 +261,7 @@ def test_tables_and_text(make: Callable[[], Dataset], model: str) -> None:
     for kind in ("jpeg", "blur", "median", "bit-depth", "flip"):
         with pytest.raises(ValueError, match=f"{kind} changes images, but {dataset.name} is {dataset.kind}"):
             Transform(kind)(net, loot)
-    for name, make_attack in INFERENCE_AND_COLLUSION.items():
+    for name, make_attack in ANSWERING.items():
         if name not in ("jpeg", "blur", "median", "bit-depth", "flip"):
             thing = turns_up(make_attack(**FASTER.get(name, {})), [net, copy.deepcopy(net)], loot)
             assert said(thing, dataset.test_inputs, loot).shape == (80,)

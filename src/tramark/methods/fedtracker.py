@@ -31,7 +31,6 @@ S. Shao et al.: FedTracker: Furnishing Ownership Verification and Traceability f
 2024. D. Lopez-Paz, M. Ranzato: Gradient Episodic Memory for Continual Learning. NeurIPS 2017.
 """
 
-import copy
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -42,9 +41,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from tramark import streams
-from tramark.fleet import Fleet, Outgoing
 from tramark.inject import device_of, loaded
 from tramark.methods.base import Access, Finding, Scene
+from tramark.methods.fedavg import FedAvg
 from tramark.methods.waffle import ClassQuestions, Rehearsal
 from tramark.region import Places, editable_layers
 from tramark.server import Incoming, RoundReport, Weights, fold
@@ -238,7 +237,7 @@ def _normal(secret: bytes, *context: str | int, shape: tuple[int, int]) -> Tenso
     return normal.float()
 
 
-class FedTracker:
+class FedTracker(FedAvg):
     """FedTracker's server.
 
     >>> from tramark.triggers import WafflePatterns
@@ -305,9 +304,7 @@ class FedTracker:
         self.projection, self.margin, self.ridge = projection, margin, ridge
         self.rehearsal = Rehearsal(rate, batch_size=batch_size, clip=clip, goal=goal, least=least, passes=passes)
         self.fingerprint_rate, self.steps, self.similarity = fingerprint_rate, steps, similarity
-        self.model = copy.deepcopy(model)
-        self.fleet = Fleet(model, clients)
-        self.round = 0
+        super().__init__(model, clients)
         self.carrier = Carrier.of(self.model, self.fleet.layout, bits)
         self.memory = torch.zeros_like(self.fleet.base)
         self.fingerprints = Fingerprints.make(
@@ -331,9 +328,6 @@ class FedTracker:
             f"carrier={self.carrier.names}, fingerprint_rate={self.fingerprint_rate}, steps={self.steps}, "
             f"similarity={self.similarity}, fingerprint_margin={self.fingerprints.margin})"
         )
-
-    def dispatch(self, clients: Iterable[str] | None = None) -> Mapping[str, dict[str, Tensor]]:
-        return Outgoing(self.fleet, self.fleet.clients if clients is None else clients)
 
     def collect(self, incoming: Incoming, weights: Weights = None, *, strict: bool = False) -> RoundReport:
         """End a round: average what clients returned, watermark it, and make everyone's fingerprint from there."""
@@ -368,9 +362,7 @@ class FedTracker:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "round": self.round,
-            "clients": list(self.fleet.clients),
-            "fleet": self.fleet.state_dict(),
+            **super().state_dict(),
             "tracker": {"memory": self.memory.clone(), "bits": self.fingerprints.bits.clone()},
         }
 
@@ -378,10 +370,9 @@ class FedTracker:
         """Go on from where `state_dict` was taken. The server must have been made with the same model and secret."""
         if list(state["clients"]) != self.fleet.clients:
             raise ValueError(f"a state of the clients {state['clients']} for a server of {self.fleet.clients}")
-        self.fleet.load_state_dict(state["fleet"], state["clients"])
+        super().load_state_dict(state)
         self.memory = state["tracker"]["memory"].clone()
         self.fingerprints = replace(self.fingerprints, bits=state["tracker"]["bits"].clone())
-        self.round = int(state["round"])
 
     def _average(self, taken: Mapping[str, float]) -> None:
         """Make the base the average of returned models inside the region too, where the fleet keeps them apart."""

@@ -18,7 +18,6 @@ code bans it, and after seven bans judges by the banned ones' accuracies instead
 once several cheat at a time.
 """
 
-import copy
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from statistics import NormalDist, fmean, pstdev
@@ -27,17 +26,18 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from tramark.fleet import Fleet, Outgoing, UpdateError
+from tramark.fleet import UpdateError
 from tramark.inject import device_of
 from tramark.methods.base import Access, Finding, Practice, Scene
 from tramark.methods.bits import BitKey, Picked, needed, read, read_suspect
+from tramark.methods.fedavg import FedAvg
 from tramark.region import Places
 from tramark.server import Incoming, RoundReport, Weights, fold
 from tramark.tracing.suspect import Suspect
 from tramark.weights import Slot, State
 
 
-class RobWE:
+class RobWE(FedAvg):
     """Personal heads with the clients' bits in them, on a representation of which each marks a slice.
 
     >>> from tramark import data, models
@@ -93,9 +93,7 @@ class RobWE:
             raise ValueError(f"{head_epochs} + {representation_epochs} epochs: both parts must be trained")
         if not 0 < interval < 1:
             raise ValueError(f"an interval of {interval}: it is a share of the peers, such as 0.997")
-        self.model = copy.deepcopy(model)
-        self.fleet = Fleet(model, clients)
-        self.round = 0
+        super().__init__(model, clients)
         self.alpha, self.slice_weight = alpha, slice_weight
         self.head_epochs, self.representation_epochs = head_epochs, representation_epochs
         self.interval, self.deviation = interval, deviation
@@ -132,9 +130,6 @@ class RobWE:
     @classmethod
     def make(cls, model: nn.Module, scene: Scene) -> Self:
         return cls(model, scene.clients, secret=scene.secret, **scene.options)
-
-    def dispatch(self, clients: Iterable[str] | None = None) -> Mapping[str, dict[str, Tensor]]:
-        return Outgoing(self.fleet, self.fleet.clients if clients is None else clients)
 
     def train_client(self, client: str, model: nn.Module, practice: Practice) -> None:
         head, own = (self._key(client, part).to(device_of(model)) for part in ("head", "slice"))
@@ -188,16 +183,11 @@ class RobWE:
         return self._key(client, "slice").matches(values) / self.slice_bits
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "round": self.round,
-            "clients": list(self.fleet.clients),
-            "fleet": self.fleet.state_dict(),
-            "history": {client: list(accuracies) for client, accuracies in self._history.items()},
-        }
+        history = {client: list(accuracies) for client, accuracies in self._history.items()}
+        return super().state_dict() | {"history": history}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.fleet.load_state_dict(state["fleet"], state["clients"])
-        self.round = int(state["round"])
+        super().load_state_dict(state)
         # A packed state leaves out what is empty.
         self._history = {client: list(accuracies) for client, accuracies in state.get("history", {}).items()}
 

@@ -14,9 +14,8 @@ than those trained on, by a rule with a bound (`ClassQuestions.needed`).
 B. G. A. Tekgul, Y. Xia, S. Marchal, N. Asokan: WAFFLE: Watermarking in Federated Learning. SRDS 2021.
 """
 
-import copy
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Self
@@ -28,11 +27,11 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from tramark import streams
-from tramark.fleet import Fleet, Outgoing
 from tramark.inject import device_of, loaded
 from tramark.keys import Part
 from tramark.methods.base import Access, Finding, Scene
-from tramark.server import Incoming, RoundReport, Weights, fold
+from tramark.methods.fedavg import FedAvg
+from tramark.server import Incoming, RoundReport, Weights
 from tramark.tracing.statistics import p_values, plurality
 from tramark.tracing.suspect import ModuleSuspect, Suspect
 from tramark.triggers import LabelledImages, Patterns, Triggers, WafflePatterns
@@ -214,7 +213,7 @@ class Rehearsal:
                 module.train(whether)
 
 
-class Waffle:
+class Waffle(FedAvg):
     """WAFFLE's server.
 
     >>> questions = ClassQuestions(WafflePatterns((1, 12, 12)), b"s" * 32, classes=10)
@@ -262,9 +261,7 @@ class Waffle:
             rate, momentum, weight_decay, batch_size, clip, goal, epochs, max(epochs, passes), statistics=True
         )
         self.retraining = Rehearsal(retraining_rate, 0.0, 0.0, batch_size, clip, goal, passes=passes)
-        self.model = copy.deepcopy(model)
-        self.fleet = Fleet(model, clients)
-        self.round = 0
+        super().__init__(model, clients)
         self._teach(self.pretraining)
 
     @classmethod
@@ -276,16 +273,10 @@ class Waffle:
     def __repr__(self) -> str:
         return f"Waffle({self.questions}, pretraining={self.pretraining}, retraining={self.retraining})"
 
-    def dispatch(self, clients: Iterable[str] | None = None) -> Mapping[str, dict[str, Tensor]]:
-        return Outgoing(self.fleet, self.fleet.clients if clients is None else clients)
-
     def collect(self, incoming: Incoming, weights: Weights = None, *, strict: bool = False) -> RoundReport:
-        aggregation = self.fleet.begin()
-        refused = fold(aggregation, incoming, weights, strict=strict)
-        aggregation.finish()
-        self.round += 1
+        report = super().collect(incoming, weights, strict=strict)
         self._teach(self.retraining)
-        return RoundReport(self.round, tuple(aggregation.taken), refused)
+        return report
 
     def verify(self, suspect: nn.Module | Suspect) -> Finding:
         """Whether the suspect answers the questions. Everybody's score is the same: the share of right answers."""
@@ -300,13 +291,6 @@ class Waffle:
     def confidence(self, suspect: nn.Module | Suspect, client: str) -> float:
         """The share of right answers to the held-out variants, whoever the client is."""
         return self.questions.accuracy(self.questions.ask(suspect))
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"round": self.round, "clients": list(self.fleet.clients), "fleet": self.fleet.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.fleet.load_state_dict(state["fleet"], state["clients"])
-        self.round = int(state["round"])
 
     def _teach(self, rehearsal: Rehearsal) -> None:
         inputs = self.questions.source.prepare(self.questions.trained)
