@@ -31,14 +31,19 @@ class Split(Protocol):
 
 def split(model: nn.Module, layer: str, inputs: Tensor) -> Split:
     """Run a model in evaluation mode on some inputs up to a layer, and be ready to go on from there."""
+    return cut(model, layer, inputs) or WholeRun(model, layer, inputs)
+
+
+def cut(model: nn.Module, layer: str, inputs: Tensor) -> "GraphRun | None":
+    """The same, or nothing if what comes before the layer would have to be run again."""
     try:
         graph = fx.symbolic_trace(model)
     except Exception:  # whatever a stranger's forward() does under tracing
-        return WholeRun(model, layer, inputs)
+        return None
     try:
         return GraphRun(graph, layer, inputs)
     except _NoCutError:
-        return WholeRun(model, layer, inputs)
+        return None
 
 
 class _NoCutError(Exception):
@@ -51,7 +56,7 @@ class GraphRun:
     def __init__(self, graph: fx.GraphModule, layer: str, inputs: Tensor) -> None:
         nodes = list(graph.graph.nodes)
         cuts = [i for i, node in enumerate(nodes) if node.op == "call_module" and node.target == layer]
-        if len(cuts) != 1:
+        if len(cuts) != 1 or len(nodes[cuts[0]].args) != 1 or nodes[cuts[0]].kwargs:
             raise _NoCutError
         self._graph, self._cut = graph, nodes[cuts[0]]
         runner = fx.Interpreter(graph)

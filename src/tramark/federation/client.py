@@ -64,13 +64,13 @@ class LocalTraining:
         optimiser = torch.optim.SGD(moving, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
         losses = []
         model.train()
-        with seeded(generator, device), _channels_last(model):
+        with seeded(generator, device), _kernels_channels_last(model):
             for _ in range(self.epochs):
                 for batch in self._batches(indices, generator):
                     x, y = inputs[batch], labels[batch].to(device)
                     if dataset.augment:
                         x = crop_and_flip(x, generator=generator)
-                    loss = F.cross_entropy(model(_layout(dataset.prepare(x.to(device)))), y)
+                    loss = F.cross_entropy(model(channels_last(dataset.prepare(x.to(device)))), y)
                     if extra is not None:
                         loss = loss + extra(model)
                     model.zero_grad()
@@ -153,7 +153,7 @@ def predict(
     with _evaluating(model), torch.no_grad():
         return torch.cat(
             [
-                model(_layout((prepare(batch) if prepare else batch).to(device))).to(inputs.device)
+                model(channels_last((prepare(batch) if prepare else batch).to(device))).to(inputs.device)
                 for batch in torch.split(inputs, batch_size)
             ]
         )
@@ -178,12 +178,20 @@ def accuracy(
     return float((answers == labels).double().mean())
 
 
-def _layout(batch: Tensor) -> Tensor:
-    return batch.contiguous(memory_format=torch.channels_last) if batch.dim() == 4 else batch
+def channels_last(batch: Tensor) -> Tensor:
+    """Images in the layout in which convolutions are fastest; anything else as it is."""
+    if batch.dim() != 4:
+        return batch
+    batch = batch.contiguous(memory_format=torch.channels_last)
+    if batch.shape[1] == 1:
+        # With one channel both layouts are the same in memory, and torch would take it for the other one.
+        _, _, height, width = batch.shape
+        batch = batch.as_strided(batch.shape, (height * width, 1, width, 1))
+    return batch
 
 
 @contextmanager
-def _channels_last(model: nn.Module) -> Iterator[None]:
+def _kernels_channels_last(model: nn.Module) -> Iterator[None]:
     """Kernels in the layout in which convolutions are fastest. After the block the trained values are back
     in the tensors that the model came with, which may be views of a larger one."""
     kernels = [(weight, weight.data) for weight in model.parameters() if weight.dim() == 4]
