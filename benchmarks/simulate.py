@@ -1,9 +1,9 @@
 """How fast a round's clients train in the simulator, against the way of the released code.
 
 That is one client after another in one process with all of torch's threads, a `DataLoader` over a data set which crops,
-flips and normalises image by image, and a model in the default memory layout. Ours is the simulator as `tramark run` has
-it: a worker process a core, data in memory as bytes, batches prepared whole, and the layout in which convolutions are
-fastest. Both train the same clients from the same model on the same samples with the same optimiser, taking turns.
+flips and normalises image by image, and a model in the default memory layout. Ours is the simulator as `tramark run`
+has it: a worker process a core, data in memory as bytes, batches prepared whole, and the layout in which convolutions
+are fastest. Both train the same clients from the same model on the same samples with the same optimiser, taking turns.
 Models on their way to the workers and back are timed; the start of the workers, once a run, has a column of its own.
 
     python benchmarks/simulate.py --json
@@ -14,7 +14,7 @@ import copy
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -50,7 +50,12 @@ class Images(torch.utils.data.Dataset[tuple[Tensor, int]]):
         return (image.float() / 255 - self.mean) / self.std, int(self.dataset.train_labels[self.part[number]])
 
 
-def loader_style(model: nn.Module, dataset: Dataset, part: Tensor, training: LocalTraining) -> None:
+def loader_style(model: nn.Module, dataset: Dataset, parts: Sequence[Tensor], training: LocalTraining) -> None:
+    for part in parts:
+        _train_by_loader(copy.deepcopy(model), dataset, part, training)
+
+
+def _train_by_loader(model: nn.Module, dataset: Dataset, part: Tensor, training: LocalTraining) -> None:
     loader = torch.utils.data.DataLoader(Images(dataset, part), training.batch_size, shuffle=True, drop_last=True)
     optimiser = torch.optim.SGD(
         model.parameters(), lr=training.lr, momentum=training.momentum, weight_decay=training.weight_decay
@@ -75,7 +80,7 @@ def measure(name: str, clients: int, samples: int, repeats: int, workers: int) -
         start = time.perf_counter() - began
         ways: dict[str, Callable[[], object]] = {
             "ours": simulation.train,
-            "loader": lambda: [loader_style(copy.deepcopy(model), dataset, part, training) for part in parts],
+            "loader": lambda: loader_style(model, dataset, parts, training),
         }
         rates: dict[str, list[float]] = {way: [] for way in ways}
         for _ in range(repeats):

@@ -1,5 +1,5 @@
-"""Clients in worker processes: what they return does not depend on how many there are, and nothing that goes wrong there
-is lost."""
+"""Clients in worker processes: what they return does not depend on how many there are, and what goes wrong there is not
+lost."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +34,7 @@ def simulation(workers: int, sizes: tuple[int, ...] = (100, 20, 60, 64, 8)) -> S
     return Simulation(method, data.load("digits"), parts, training, sample_fraction=0.8, workers=workers)
 
 
+@pytest.mark.slow
 def test_workers_change_nothing() -> None:
     with simulation(1) as alone, simulation(2) as together:
         for _ in range(2):
@@ -63,6 +64,7 @@ def test_an_error_in_a_worker_surfaces() -> None:
         assert "in __call__" in caught.value.__notes__[0]
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_with_workers(tmp_path: Path) -> None:
     settings = Settings(**SMALL, rounds=3, warmup=1)
     run(settings, tmp_path / "alone")
