@@ -167,13 +167,16 @@ def marked_server(assignment: str = "code") -> TraMark:
     return TraMark(model, keyring, warmup_rounds=0)
 
 
-@pytest.mark.parametrize("preset", ["default", "paper"])
-def test_what_models_share_is_run_once_with_the_same_result(preset: str) -> None:
+@pytest.mark.parametrize(("preset", "runs"), [("default", 1), ("late", 1), ("paper", 2)])
+def test_what_models_share_is_run_once_with_the_same_result(preset: str, runs: int) -> None:
     model = build("cnn", input_shape=(1, 8, 8), classes=10, seed=0)
     keyring = Keyring.generate(clients=["a", "b"], classes=10, input_shape=(1, 8, 8), questions=16, secret=b"s" * 32)
     server = TraMark(model, keyring, warmup_rounds=0, preset=preset)
     inputs = torch.randn(5, 1, 8, 8)
+    passes: list[Any] = []
+    server.model.get_submodule("relu1").register_forward_hook(lambda *_: passes.append(_))
     together = answers_of_all(server.model, server.fleet, inputs)
+    assert len(passes) == runs
     for i, client in enumerate(keyring.clients):
         torch.testing.assert_close(together[i], predict(server.client_model(client), inputs), atol=1e-4, rtol=1e-4)
 

@@ -29,7 +29,7 @@ from tramark.drift import Drift, Moment
 from tramark.fleet import Fleet
 from tramark.keys import Keyring
 from tramark.region import Directions, Places, Subspace, editable_layers, smallest_weights
-from tramark.split import GraphRun, Split, split
+from tramark.split import GraphRun, Split, channels_last, split
 from tramark.weights import Layout
 
 State = dict[str, Tensor]
@@ -166,7 +166,7 @@ class GradientSteps:
                 answers = torch.tensor(key.answers, device=device).repeat_interleave(keyring.train_variants)
                 size = self.batch_size or len(answers)
                 if row == 0 or keyring.assignment == "label":
-                    inputs = convolvable(keyring.inputs(key, "train").flatten(0, 1).to(device)).split(size)
+                    inputs = channels_last(keyring.inputs(key, "train").flatten(0, 1).to(device)).split(size)
                     runs = [split(model, parts[0].layer, some) for some in inputs] if late else []
                 if runs and all(isinstance(run, GraphRun) and run.leads_to(p.layer) for run in runs for p in parts):
                     steps: Steps = LateSteps(model, parts, runs, answers.split(size))
@@ -310,7 +310,7 @@ class AnswerSheet:
             answers[row, [column[q] for q in key.questions]] = torch.tensor(key.answers)
         raw = keyring.raw(numbers, "train")
         owner = torch.arange(len(numbers)).repeat_interleave(raw.shape[1])
-        inputs = convolvable(keyring.triggers.prepare(raw.flatten(0, 1)).to(device))
+        inputs = channels_last(keyring.triggers.prepare(raw.flatten(0, 1)).to(device))
         return cls(inputs, owner.to(device), answers.to(device))
 
     def some(self, rows: Tensor) -> "AnswerSheet":
@@ -552,11 +552,6 @@ class loaded:  # noqa: N801 - reads as a phrase: with loaded(model, fleet)
 
     def __exit__(self, *_: object) -> None:
         self._model.train(self._was_training)
-
-
-def convolvable(inputs: Tensor) -> Tensor:
-    """Images in the memory layout in which convolutions are fastest; anything else as it is."""
-    return inputs.contiguous(memory_format=torch.channels_last) if inputs.dim() == 4 else inputs
 
 
 def device_of(model: nn.Module) -> torch.device:

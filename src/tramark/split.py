@@ -6,7 +6,6 @@ made in the model's graph as torch.fx sees it. A model that torch.fx cannot trac
 slower, but right.
 """
 
-import contextlib
 import copy
 import weakref
 from collections.abc import Callable
@@ -33,11 +32,28 @@ class Split(Protocol):
 
 def split(model: nn.Module, layer: str, inputs: Tensor) -> Split:
     """Run a model in evaluation mode on some inputs up to a layer, and be ready to go on from there."""
+    return cut(model, layer, inputs) or WholeRun(model, layer, inputs)
+
+
+def cut(model: nn.Module, layer: str, inputs: Tensor) -> "GraphRun | None":
+    """The same, or nothing if what comes before the layer would have to be run again."""
     graph = _traced(model)
-    if graph is not None:
-        with contextlib.suppress(_NoCutError):
-            return GraphRun(graph, layer, inputs)
-    return WholeRun(model, layer, inputs)
+    try:
+        return None if graph is None else GraphRun(graph, layer, inputs)
+    except _NoCutError:
+        return None
+
+
+def channels_last(inputs: Tensor) -> Tensor:
+    """Images in the layout in which convolutions are fastest; anything else as it is."""
+    if inputs.dim() != 4:
+        return inputs
+    inputs = inputs.contiguous(memory_format=torch.channels_last)
+    if inputs.shape[1] == 1:
+        # With one channel both layouts are the same in memory, and torch would take it for the other one.
+        _, _, height, width = inputs.shape
+        inputs = inputs.as_strided(inputs.shape, (height * width, 1, width, 1))
+    return inputs
 
 
 _graphs: weakref.WeakKeyDictionary[nn.Module, fx.GraphModule] = weakref.WeakKeyDictionary()
@@ -68,7 +84,7 @@ class GraphRun:
     def __init__(self, graph: fx.GraphModule, layer: str, inputs: Tensor) -> None:
         nodes = list(graph.graph.nodes)
         cuts = [i for i, node in enumerate(nodes) if node.op == "call_module" and node.target == layer]
-        if len(cuts) != 1:
+        if len(cuts) != 1 or len(nodes[cuts[0]].args) != 1 or nodes[cuts[0]].kwargs:
             raise _NoCutError
         self._graph, self._cut = graph, nodes[cuts[0]]
         runner = fx.Interpreter(graph)

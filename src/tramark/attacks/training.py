@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from tramark.attacks.base import Loot
 from tramark.federation.client import LocalTraining, crop_and_flip, seeded
 from tramark.inject import device_of
+from tramark.split import channels_last
 
 Layer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -94,10 +95,7 @@ def batches(
         inputs = loot.dataset.train_inputs[batch]
         if loot.dataset.augment:
             inputs = crop_and_flip(inputs, generator=generator)
-        inputs = loot.prepare(inputs.to(device))
-        if inputs.dim() == 4:
-            inputs = inputs.contiguous(memory_format=torch.channels_last)
-        yield inputs, loot.dataset.train_labels[batch].to(device)
+        yield channels_last(loot.prepare(inputs.to(device))), loot.dataset.train_labels[batch].to(device)
 
 
 def _arrange(model: nn.Module, layout: torch.memory_format) -> None:

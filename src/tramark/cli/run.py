@@ -72,6 +72,12 @@ def run(
     key_file: KeyFile = None,
     data_dir: DataDir = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, mps … or auto.")] = "auto",
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Processes that train clients on the CPU, one thread each; as many as pay, unless told."
+        ),
+    ] = None,
 ) -> None:
     """Simulate a federation in which every client's model carries its own mark.
 
@@ -106,6 +112,7 @@ def run(
         warm_from=warm_from,
         data_dir=data_dir,
         device=device_named(device),
+        workers=workers,
         key=_key(out, key_file) if method == "tramark" else None,
     )
     summary = _watch(job, settings, out)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tramark.data.dataset import Dataset
+from tramark.split import channels_last
 
 PADDING = 4
 
@@ -64,13 +65,13 @@ class LocalTraining:
         optimiser = torch.optim.SGD(moving, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
         losses = []
         model.train()
-        with seeded(generator, device), _channels_last(model):
+        with seeded(generator, device), _kernels_channels_last(model):
             for _ in range(self.epochs):
                 for batch in self._batches(indices, generator):
                     x, y = inputs[batch], labels[batch].to(device)
                     if dataset.augment:
                         x = crop_and_flip(x, generator=generator)
-                    loss = F.cross_entropy(model(_layout(dataset.prepare(x.to(device)))), y)
+                    loss = F.cross_entropy(model(channels_last(dataset.prepare(x.to(device)))), y)
                     if extra is not None:
                         loss = loss + extra(model)
                     model.zero_grad()
@@ -153,7 +154,7 @@ def predict(
     with _evaluating(model), torch.no_grad():
         return torch.cat(
             [
-                model(_layout((prepare(batch) if prepare else batch).to(device))).to(inputs.device)
+                model(channels_last((prepare(batch) if prepare else batch).to(device))).to(inputs.device)
                 for batch in torch.split(inputs, batch_size)
             ]
         )
@@ -178,12 +179,8 @@ def accuracy(
     return float((answers == labels).double().mean())
 
 
-def _layout(batch: Tensor) -> Tensor:
-    return batch.contiguous(memory_format=torch.channels_last) if batch.dim() == 4 else batch
-
-
 @contextmanager
-def _channels_last(model: nn.Module) -> Iterator[None]:
+def _kernels_channels_last(model: nn.Module) -> Iterator[None]:
     """Kernels in the layout in which convolutions are fastest. After the block the trained values are back
     in the tensors that the model came with, which may be views of a larger one."""
     kernels = [(weight, weight.data) for weight in model.parameters() if weight.dim() == 4]

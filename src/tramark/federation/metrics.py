@@ -18,11 +18,10 @@ from torch.nn import functional as F
 
 from tramark.data import Dataset
 from tramark.fleet import Fleet
-from tramark.inject import convolvable, device_of, loaded
+from tramark.inject import device_of, loaded
 from tramark.keys import Keyring
 from tramark.methods import Method, Verifiable
-from tramark.region import Subspace
-from tramark.split import split
+from tramark.split import GraphRun, channels_last, cut
 from tramark.tracing.statistics import p_values
 
 FALSE_ACCUSATION = 1e-6
@@ -131,7 +130,7 @@ def judge(keyring: Keyring, clients: Sequence[str], answer: Callable[[Tensor], T
 
 def answers_of_all(model: nn.Module, fleet: Fleet, inputs: Tensor) -> Tensor:
     """Logits of all clients' models for some inputs: n × N × labels. What the models share is run once."""
-    inputs = convolvable(inputs.to(device_of(model)))
+    inputs = channels_last(inputs.to(device_of(model)))
     with torch.no_grad():
         return torch.stack([logits.cpu() for logits in _answers(model, fleet, inputs)])
 
@@ -142,21 +141,20 @@ def _answers(model: nn.Module, fleet: Fleet, inputs: Tensor) -> Iterator[Tensor]
             logits = model(inputs)
             yield from (logits for _ in fleet.clients)
             return
-        layer = first_marked_layer(model, fleet)
-        run = split(model, layer, inputs) if layer else None
+        layer, run = _shared_run(model, fleet, inputs)
         flat = torch.empty_like(fleet.base)
         for client in fleet.clients:
             with loaded(model, fleet, fleet.weights(client, out=flat)):
-                yield (run.after(model.get_submodule(layer)(run.layer_inputs)) if run and layer else model(inputs))
+                yield run.after(model.get_submodule(layer)(run.layer_inputs)) if run else model(inputs)
 
 
-def first_marked_layer(model: nn.Module, fleet: Fleet) -> str | None:
-    """The layer up to which all clients' models are one, if the region is known to begin at one."""
-    if not isinstance(fleet.region, Subspace):
-        return None
-    starts = {part.slot.start for part in fleet.region.parts}
-    names = {n.removesuffix(".weight") for n, slot in fleet.layout.slots.items() if slot.start in starts}
-    return next((name for name, _ in model.named_modules() if name in names), None)
+def _shared_run(model: nn.Module, fleet: Fleet, inputs: Tensor) -> tuple[str, GraphRun | None]:
+    """The layer up to which all clients' models are one, and a run up to it, if there is such a layer."""
+    assert fleet.region is not None
+    marked = {name.rpartition(".")[0] for name in fleet.region.tensors(fleet.layout)}
+    layer = next((name for name, _ in model.named_modules() if name in marked), "")
+    run = cut(model, layer, inputs)
+    return layer, run if run and all(run.leads_to(other) for other in marked) else None
 
 
 def _divergence(log_probabilities: Tensor, own: int) -> Tensor:

@@ -7,14 +7,16 @@ which the server's state is sealed after each round (plain FedAvg has no secrets
 
 import hashlib
 import json
+import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import Tensor, nn
 
 from tramark import data, models
 from tramark.data import Dataset
@@ -22,6 +24,7 @@ from tramark.federation import partition
 from tramark.federation.checkpoint import dump, restore, save_warm_up, warm_start, write, write_model
 from tramark.federation.client import LocalTraining
 from tramark.federation.simulator import Simulation
+from tramark.inject import device_of
 from tramark.keys import Assignment
 from tramark.methods import METHODS, Method, Scene
 from tramark.server import TraMark
@@ -31,6 +34,12 @@ from tramark.weights import extend_head
 
 MODEL = "model"
 """The vault's note of which architecture its models have."""
+
+WORTH_WORKERS = 5e10
+"""From how many weights times samples on workers pay: about a minute of training on one core, when they start in four
+seconds."""
+
+SHARED = Path("/dev/shm")
 
 TriggerKind = Literal["auto", "patterns", "waffle", "mnist", "svhn"]
 
@@ -82,8 +91,14 @@ class Settings:
             raise SettingError(f"the fraction of clients sampled must lie in (0, 1], not {self.sample_fraction}")
 
 
-def prepare(settings: Settings, *, data_dir: Path | None = None, device: torch.device | None = None) -> Simulation:
-    """Load the data, split it, make the keyring and the server."""
+def prepare(
+    settings: Settings,
+    *,
+    data_dir: Path | None = None,
+    device: torch.device | None = None,
+    workers: int | None = 1,
+) -> Simulation:
+    """Load the data, split it, make the keyring and the server. `workers` None takes as many as pay."""
     dataset = data.load(settings.data, data_dir=data_dir)
     generator = torch.Generator().manual_seed(settings.seed)
     if settings.split == "iid":
@@ -138,6 +153,7 @@ def prepare(settings: Settings, *, data_dir: Path | None = None, device: torch.d
         LocalTraining(epochs=settings.local_epochs, batch_size=settings.batch_size, lr=settings.lr),
         sample_fraction=settings.sample_fraction,
         seed=settings.seed,
+        workers=_workers_that_pay(settings, model, dataset, parts) if workers is None else workers,
     )
 
 
@@ -149,17 +165,20 @@ def run(
     warm_from: Path | None = None,
     data_dir: Path | None = None,
     device: torch.device | None = None,
+    workers: int | None = 1,
     key: KeySource | None = None,
     on_round: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """Run a federation and write everything about it to `out`; gives the summary.
 
-    `key` opens the vault; without it, a key file beside the vault is used, and made for a new run.
+    `key` opens the vault; without it, a key file beside the vault is used, and made for a new run. `workers` is how
+    many processes train the clients. None takes as many as pay; a script that asks for it must start under
+    `if __name__ == "__main__":`.
     """
     earlier = _start(settings, out, resume)
-    simulation = prepare(settings, data_dir=data_dir, device=device)
+    simulation = prepare(settings, data_dir=data_dir, device=device, workers=workers)
     method = simulation.method
-    with _keeper(simulation, settings, out, resume, key) as keep:
+    with simulation, _keeper(simulation, settings, out, resume, key) as keep:
         if resume:
             keep.go_on()
         elif warm_from is not None:
@@ -294,6 +313,19 @@ def _summary(simulation: Simulation, metrics: list[dict[str, Any]]) -> dict[str,
         "seconds": round(sum(line["seconds"] for line in metrics), 1),
         "per_client": final["per_client"],
     }
+
+
+def _workers_that_pay(settings: Settings, model: nn.Module, dataset: Dataset, parts: Sequence[Tensor]) -> int:
+    """One for each of torch's threads, if the run is long enough and models and data find room in shared memory, of
+    which containers have little."""
+    taking_part = settings.sample_fraction * len(parts)
+    count = min(torch.get_num_threads(), max(1, round(taking_part)))
+    samples = sum(len(part) for part in parts) * settings.sample_fraction * settings.local_epochs * settings.rounds
+    weights = sum(weight.numel() for weight in model.parameters())
+    shared = (count + 1) * sum(tensor.nbytes for tensor in model.state_dict().values()) + dataset.train_inputs.nbytes
+    room = shutil.disk_usage(SHARED).free if SHARED.exists() else shared
+    pays = samples * weights >= WORTH_WORKERS and device_of(model).type == "cpu" and shared <= room
+    return count if pays else 1
 
 
 def _triggers(settings: Settings, dataset: Dataset, data_dir: Path | None) -> Triggers:

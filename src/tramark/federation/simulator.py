@@ -1,4 +1,4 @@
-"""A federation in one process: the paper's clients, trained one after another on their own samples.
+"""A federation on one machine: the paper's clients, trained on their own samples, one after another or some at a time.
 
 All randomness comes from the seed, the number of the round and the number of the client, so that a run that was
 stopped after any round and resumed goes on exactly as it would have gone on.
@@ -7,7 +7,7 @@ stopped after any round and resumed goes on exactly as it would have gone on.
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ from torch import Tensor
 from tramark.data import Dataset
 from tramark.federation.client import ClientPractice, LocalTraining
 from tramark.federation.metrics import task_accuracy, traceability, verification
+from tramark.federation.workers import Workers
+from tramark.inject import device_of
 from tramark.methods import ClientSide, Method, Verifiable
 from tramark.server import TraMark
 
@@ -31,6 +33,8 @@ class Simulation:
     sample_fraction : the share of clients that take part in a round.
     seed : for everything the clients do.
     evaluation_samples : test images used for the accuracy after each round; None takes all.
+    workers : how many processes train clients, on the CPU and with one thread each; 1 trains them in this one, with all
+        of torch's threads. Processes start with the first round and stop with `close`, or at the end of a `with` block.
     """
 
     method: Method
@@ -40,6 +44,7 @@ class Simulation:
     sample_fraction: float = 1.0
     seed: int = 0
     evaluation_samples: int | None = 2000
+    workers: int = 1
     trained: dict[str, dict[str, Tensor]] = field(default_factory=dict, repr=False)
     """The models as their clients had them after the last local training, when `keep` asked for them."""
 
@@ -48,7 +53,35 @@ class Simulation:
             raise ValueError(f"{len(self.parts)} parts of the data for {len(self.method.fleet.clients)} clients")
         if not 0 < self.sample_fraction <= 1:
             raise ValueError(f"the fraction of clients sampled must lie in (0, 1], not {self.sample_fraction}")
+        if self.workers < 1:
+            raise ValueError(f"{self.workers} workers: there must be at least one")
         self._scratch = copy.deepcopy(self.method.model)
+        if self.workers > 1 and device_of(self._scratch).type != "cpu":
+            raise ValueError(
+                f"workers train on the CPU, but the model is on {device_of(self._scratch)}: leave them at 1"
+            )
+        self._pool: Workers | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self) -> Workers:
+        """Have the workers ready. The first round would see to it too, and take the longer for it."""
+        if self._pool is not None and not self._pool.idle:
+            self.close()
+        if self._pool is None:
+            count = min(self.workers, len(self.parts))
+            self._pool = Workers(count, self._scratch, self.dataset, self.parts, self.training)
+        return self._pool
+
+    def close(self) -> None:
+        """Stop the workers, if there are any. Another round starts new ones."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
 
     @property
     def marked(self) -> bool:
@@ -95,14 +128,9 @@ class Simulation:
         self, taking_part: Sequence[int], confidences: list[float] | None, keep: bool
     ) -> Iterator[tuple[str, dict[str, Tensor]]]:
         clients = self.method.fleet.clients
-        outgoing = self.method.dispatch([clients[i] for i in taking_part])
-        for i in taking_part:
-            self._scratch.load_state_dict(outgoing[clients[i]])
-            practice = ClientPractice(self.training, self.dataset, self.parts[i], self._generator(i + 1))
-            if isinstance(self.method, ClientSide):
-                self.method.train_client(clients[i], self._scratch, practice)
-            else:
-                practice(self._scratch)
+        # A method with something to do on the clients' side notes it in itself, which it could not do elsewhere.
+        alone = min(self.workers, len(taking_part)) == 1 or isinstance(self.method, ClientSide)
+        for i in self._in_turn(taking_part) if alone else self._by_workers(taking_part):
             if confidences is not None and isinstance(self.method, Verifiable):
                 confidences.append(self.method.confidence(self._scratch, clients[i]))
             state = self._scratch.state_dict()
@@ -110,10 +138,36 @@ class Simulation:
                 self.trained[clients[i]] = {name: tensor.cpu().clone() for name, tensor in state.items()}
             yield clients[i], state
 
+    def _in_turn(self, taking_part: Sequence[int]) -> Iterator[int]:
+        """Clients, each when the scratch model is what it trained."""
+        clients = self.method.fleet.clients
+        outgoing = self.method.dispatch([clients[i] for i in taking_part])
+        for i in taking_part:
+            self._scratch.load_state_dict(outgoing[clients[i]])
+            practice = ClientPractice(self.training, self.dataset, self.parts[i], _generator(self._seed(i + 1)))
+            if isinstance(self.method, ClientSide):
+                self.method.train_client(clients[i], self._scratch, practice)
+            else:
+                practice(self._scratch)
+            yield i
+
+    def _by_workers(self, taking_part: Sequence[int]) -> Iterator[int]:
+        clients = self.method.fleet.clients
+        outgoing = self.method.dispatch([clients[i] for i in taking_part])
+        for i, state in self.start().train((i, self._seed(i + 1), outgoing[clients[i]]) for i in taking_part):
+            self._scratch.load_state_dict(state)
+            yield i
+
     def _sample(self) -> list[int]:
         count = len(self.parts)
-        chosen = torch.randperm(count, generator=self._generator(0))[: max(1, round(self.sample_fraction * count))]
+        chosen = torch.randperm(count, generator=_generator(self._seed(0)))[
+            : max(1, round(self.sample_fraction * count))
+        ]
         return sorted(chosen.tolist())
 
-    def _generator(self, who: int) -> torch.Generator:
-        return torch.Generator().manual_seed(((self.seed + 1) * 1_000_003 + self.method.round) * 1_000_003 + who)
+    def _seed(self, who: int) -> int:
+        return ((self.seed + 1) * 1_000_003 + self.method.round) * 1_000_003 + who
+
+
+def _generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)

@@ -61,6 +61,7 @@ from tramark.inject import device_of, loaded
 from tramark.methods.base import Access, Finding, Scene
 from tramark.region import Places
 from tramark.server import Incoming, RoundReport, Weights, fold
+from tramark.split import channels_last
 from tramark.tracing.suspect import ModuleSuspect, Suspect
 from tramark.triggers import Triggers
 
@@ -309,8 +310,7 @@ class BlackCATT:
         return torch.cat([self.triggers.render(self._secret, q, range(10)) for q in questions])[:wanted]
 
     def _inputs(self, raw: Tensor) -> Tensor:
-        inputs = self.triggers.prepare(raw.to(device_of(self.model)))
-        return inputs.contiguous(memory_format=torch.channels_last) if inputs.dim() == 4 else inputs
+        return channels_last(self.triggers.prepare(raw.to(device_of(self.model))))
 
     def _ask(self, suspect: nn.Module | Suspect) -> Tensor:
         if isinstance(suspect, nn.Module):
