@@ -130,9 +130,9 @@ def test_a_transformer_is_marked_and_can_be_trained(make: Callable[[], nn.Module
     def trained() -> Iterator[tuple[str, dict[str, Tensor]]]:
         for client in CLIENTS:
             model = server.client_model(client).train()
-            optimiser = torch.optim.SGD(model.parameters(), lr=0.01)
+            optimiser = torch.optim.SGD(model.parameters(), lr=1e-3)
             before = F.cross_entropy(model(inputs), labels)
-            before.backward()  # type: ignore[no-untyped-call]
+            before.backward()
             optimiser.step()
             assert F.cross_entropy(model(inputs), labels) < before
             yield client, model.state_dict()
