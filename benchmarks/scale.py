@@ -27,6 +27,16 @@ from tramark.models import build
 SHAPES = {"cnn": (1, 28, 28), "small-cnn": (3, 32, 32), "alexnet": (3, 32, 32)}
 
 
+def train(state: dict[str, Tensor], seed: int) -> None:
+    """Move matrices a little, in place, in a few directions of their inputs that are the same for everybody."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, tensor in state.items():
+        if tensor.dim() == 2:
+            left = torch.randn(len(tensor), 4, generator=generator)
+            right = torch.randn(4, tensor.shape[1], generator=torch.Generator().manual_seed(len(name)))
+            tensor.addmm_(left, right, alpha=1e-4)
+
+
 class Clients:
     """They return their models one by one, and the time that this takes is counted."""
 
@@ -38,12 +48,7 @@ class Clients:
         for number, client in enumerate(outgoing):
             state = outgoing[client]
             began = time.perf_counter()
-            generator = torch.Generator().manual_seed(1_000_003 * server.round + number)
-            for name, tensor in state.items():
-                if tensor.dim() == 2:
-                    left = torch.randn(len(tensor), 4, generator=generator)
-                    right = torch.randn(4, tensor.shape[1], generator=torch.Generator().manual_seed(len(name)))
-                    tensor.addmm_(left, right, alpha=1e-4)
+            train(state, 1_000_003 * server.round + number)
             self.seconds += time.perf_counter() - began
             yield client, state
 

@@ -1,16 +1,18 @@
 """Marks must be there, be nobody else's, and touch nothing outside the region."""
 
 import copy
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tramark import Keyring, TraMark
+from tramark import Keyring, TraMark, inject
 from tramark.drift import DenseMoment, Drift, SketchedMoment
 from tramark.fleet import Fleet
 from tramark.inject import ClosedForm, GradientSteps, LateSteps, WholeSteps, tell_apart, write_directions
+from tramark.models.vit import VisionTransformer
 from tramark.region import Places, Subspace
 from tramark.split import GraphRun, WholeRun, split
 from tramark.weights import Layout
@@ -74,6 +76,25 @@ class Tokens(nn.Module):
         return out
 
 
+def vit() -> nn.Module:
+    torch.manual_seed(0)
+    return VisionTransformer((1, 8, 8), 10, patch=2, dim=64, depth=2, heads=4, hidden=256)
+
+
+class MeanOfTokens(VisionTransformer):
+    """A transformer without a class token: every position reaches the answer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        patches = self.patches(x).flatten(2).transpose(1, 2) + self.places[:, 1:]
+        out: Tensor = self.head(self.norm(self.blocks(patches)).mean(1))
+        return out
+
+
+def mean_vit() -> nn.Module:
+    torch.manual_seed(0)
+    return MeanOfTokens((1, 8, 8), 10, patch=2, dim=64, depth=2, heads=4, hidden=256)
+
+
 def ring(classes: int = 10, **options: object) -> Keyring:
     return Keyring.generate(
         clients=CLIENTS,
@@ -96,6 +117,40 @@ def confidence(server: TraMark, client: str) -> float:
 def test_written_marks_answer_held_out_variants(make: type[nn.Module]) -> None:
     server = TraMark(make(), ring(questions=16), warmup_rounds=0)
     assert isinstance(server.fleet.region, Subspace)
+    assert min(confidence(server, client) for client in CLIENTS) > 0.95
+
+
+@pytest.mark.parametrize("make", [vit, mean_vit])
+def test_a_transformer_is_marked_and_can_be_trained(make: Callable[[], nn.Module]) -> None:
+    """Warm-up, marks, and a round with marks: everybody's model answers, and a step of training still goes downhill."""
+    server = TraMark(make(), ring(questions=8, pool=64), warmup_rounds=1)
+    generator = torch.Generator().manual_seed(0)
+    inputs, labels = torch.randn(32, 1, 8, 8, generator=generator), torch.randint(10, (32,), generator=generator)
+
+    def trained() -> Iterator[tuple[str, dict[str, Tensor]]]:
+        for client in CLIENTS:
+            model = server.client_model(client).train()
+            optimiser = torch.optim.SGD(model.parameters(), lr=1e-3)
+            before = F.cross_entropy(model(inputs), labels)
+            before.backward()
+            optimiser.step()
+            assert F.cross_entropy(model(inputs), labels) < before
+            yield client, model.state_dict()
+
+    for _ in range(2):
+        assert not server.collect(trained()).refused
+        assert [confidence(server, client) for client in CLIENTS] == [1.0] * 4
+
+
+def test_many_positions_are_taken_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs, owner = torch.randn(8, 6, 40, generator=generator), torch.arange(4).repeat_interleave(2)
+    moment = DenseMoment(torch.eye(40), 0.02)
+    monkeypatch.setattr(inject, "COLUMNS", 16)
+    pairs = torch.stack([inputs[:, :3].mean(1), inputs[:, 3:].mean(1)], dim=1)
+    together, expected = (write_directions(each, owner, moment, residual=0.1) for each in (inputs, pairs))
+    torch.testing.assert_close(together, expected)
+    server = TraMark(Tokens(), ring(questions=16), warmup_rounds=0)
     assert min(confidence(server, client) for client in CLIENTS) > 0.95
 
 

@@ -34,6 +34,9 @@ from tramark.weights import Layout
 
 State = dict[str, Tensor]
 
+COLUMNS = 1024
+"""At most so many columns, if there are fewer variants: an N × N matrix is decomposed each round."""
+
 
 class Injection(Protocol):
     """A way to make marks."""
@@ -81,11 +84,12 @@ class ClosedForm:
         if keyring.assignment == "label":
             return keyring
         layer = self.layers(model)[0]
-        raw = torch.cat([keyring.triggers.render(keyring.secret, q, range(1)) for q in range(keyring.pool)])
         features = []
         with loaded(model, fleet):
-            for chunk in keyring.triggers.prepare(raw).to(device_of(model)).split(64):
-                features.append(_per_input(split(model, layer, chunk).layer_inputs))
+            for some in torch.arange(keyring.pool).split(64):
+                raw = torch.cat([keyring.triggers.render(keyring.secret, q, range(1)) for q in some.tolist()])
+                run = split(model, layer, keyring.triggers.prepare(raw).to(device_of(model)))
+                features.append(_fewer_positions(run.layer_inputs, 1).flatten(1))
         return keyring.choose(tell_apart(torch.cat(features), drift.moment(f"{layer}.weight"), keyring.questions))
 
     def inject(self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift) -> None:
@@ -341,7 +345,7 @@ class Search:
 
         Where a brake is hit, everybody's come anew, by half the margin; after four halvings they come as they are.
         """
-        size = max(1, self.batch // self.run.layer_outputs.numel())
+        size = max(1, self.batch // self.run.load)
         pieces = [slice(start, start + size) for start in range(0, len(self.sheet.answers), size)]
         owner = self.sheet.owner
         first = torch.cat([owner.new_ones(1), owner.diff()]).nonzero().flatten()
@@ -431,13 +435,16 @@ class Search:
 def write_directions(inputs: Tensor, owner: Tensor, moment: Moment, residual: float) -> Tensor:
     """B (in × questions): the directions to write along, for a layer's inputs on all variants (N × … × in).
 
+    Where a layer runs at many positions, neighbours are taken together, so that there are at most `COLUMNS` columns, or
+    one for each variant.
+
     With Kᵀ M⁻¹ K = V s Vᵀ, what the edit does to a column is known in closed form for every λ, even for a column that
     is left out: coefficient over leverage. λ is the largest at which left-out columns still get at least 1 − `residual`
     of their change (in the mean square) or, in a layer too small for that, at which they come nearest to it.
     """
-    positions = inputs.flatten(1, -2).shape[1] if inputs.dim() > 2 else 1
-    columns = inputs.reshape(-1, inputs.shape[-1]).T.float()
-    member = F.one_hot(owner.repeat_interleave(positions)).float()
+    inputs = _fewer_positions(inputs, max(1, COLUMNS // len(inputs)))
+    columns = inputs.flatten(0, 1).T.float()
+    member = F.one_hot(owner.repeat_interleave(inputs.shape[1])).float()
     # Inputs have any scale, and M has trace in: the columns are brought to unit mean square to go with it.
     scale = columns.square().mean().sqrt().clamp_min(1e-12)
     solved = moment.solve(columns / scale)
@@ -601,25 +608,17 @@ def _as_columns(inputs: Tensor) -> Tensor:
     return inputs.reshape(-1, inputs.shape[-1]).T.contiguous()
 
 
-def _per_input(inputs: Tensor) -> Tensor:
-    return inputs.flatten(1, -2).mean(1) if inputs.dim() > 2 else inputs
+def _fewer_positions(inputs: Tensor, count: int) -> Tensor:
+    """A layer's inputs at no more than so many positions, each the mean of neighbours: inputs × positions × in."""
+    inputs = inputs.flatten(1, -2) if inputs.dim() > 2 else inputs[:, None]
+    if inputs.shape[1] <= count:
+        return inputs
+    return F.adaptive_avg_pool1d(inputs.transpose(1, 2), count).transpose(1, 2)
 
 
 def _inputs_of(model: nn.Module, layers: Sequence[str], inputs: Tensor, run: Split) -> list[Tensor]:
-    """What each layer is fed by the base model."""
-    seen: dict[str, Tensor] = {layers[0]: run.layer_inputs}
-    handles = [
-        model.get_submodule(layer).register_forward_pre_hook(
-            lambda _, args, layer=layer: seen.__setitem__(layer, args[0])
-        )
-        for layer in layers[1:]
-    ]
-    if handles:
-        with torch.no_grad():
-            run.after(run.layer_outputs)
-        for handle in handles:
-            handle.remove()
-    return [seen[layer] for layer in layers]
+    """What each layer is fed by the base model, where it counts."""
+    return [run.layer_inputs, *(split(model, layer, inputs).layer_inputs for layer in layers[1:])]
 
 
 def _changed_by(change: Tensor, edit: Tensor) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:

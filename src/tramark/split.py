@@ -1,27 +1,40 @@
 """Run a model up to a layer once, and from there on as often as needed.
 
 Writing marks asks the same questions of n models that differ only in one layer and later ones. What comes before that
-layer is the same for all, so it is run once; what comes after is run for a batch of clients at a time. The cut is
-made in the model's graph as torch.fx sees it. A model that torch.fx cannot trace is run whole each time instead:
-slower, but right.
+layer is the same for all, so it is run once, some inputs at a time; what comes after is run for a batch of clients at
+a time. The cut is made in the model's graph as torch.fx sees it. A model that torch.fx cannot trace is run whole each
+time instead: slower, but right.
+
+A layer may run at every position of a sequence while the model's answer depends on few of them: in the last block of
+a transformer with a class token, on one. A run keeps only the positions that count. Where what comes after answers
+the same for a sequence of those alone, it is given no more.
 """
 
 import copy
 import weakref
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor, fx, nn
+
+PIECE = 2**21
+"""About so many numbers of input are run at a time: fourteen colour images of 224×224."""
 
 
 class Split(Protocol):
     """A model cut in front of a layer, loaded with some inputs."""
 
     layer_inputs: Tensor
-    """What the layer is fed: inputs × … × in."""
+    """What the layer is fed: inputs × … × in, or inputs × positions × in if not all positions count."""
     layer_outputs: Tensor
-    """What it answers: inputs × … × out."""
+    """What it answers, likewise: inputs × … × out."""
+    positions: Tensor | None
+    """The positions that count; None if all do."""
+
+    @property
+    def load(self) -> int:
+        """How many numbers of the layer's output `after` goes through for one copy of the inputs."""
 
     def after(self, layer_outputs: Tensor) -> Tensor:
         """The model's outputs if the layer had answered otherwise, for c copies of the inputs one after another."""
@@ -32,14 +45,14 @@ class Split(Protocol):
 
 def split(model: nn.Module, layer: str, inputs: Tensor) -> Split:
     """Run a model in evaluation mode on some inputs up to a layer, and be ready to go on from there."""
-    return cut(model, layer, inputs) or WholeRun(model, layer, inputs)
+    return cut(model, layer, inputs) or _in_pieces(lambda piece: WholeRun(model, layer, piece), inputs)
 
 
 def cut(model: nn.Module, layer: str, inputs: Tensor) -> "GraphRun | None":
     """The same, or nothing if what comes before the layer would have to be run again."""
     graph = _traced(model)
     try:
-        return None if graph is None else GraphRun(graph, layer, inputs)
+        return None if graph is None else _in_pieces(lambda piece: GraphRun(graph, layer, piece), inputs)
     except _NoCutError:
         return None
 
@@ -78,7 +91,38 @@ class _NoCutError(Exception):
     pass
 
 
-class GraphRun:
+class _Run:
+    """What both kinds of run share: tensors with a row for each input."""
+
+    layer_inputs: Tensor
+    layer_outputs: Tensor
+    positions: Tensor | None = None
+    _carried: dict[Any, Tensor]
+
+    def some(self, rows: Tensor) -> Self:
+        return self._made_of([self], lambda tensors: tensors[0][rows])
+
+    def joined(self, others: Sequence[Self]) -> Self:
+        """With others behind."""
+        return self._made_of([self, *others], torch.cat)
+
+    def only(self, positions: Tensor, *, short: bool = False) -> Self:
+        """With fewer positions. The others stay what they are, or what comes after is given a shorter sequence."""
+        new = copy.copy(self)
+        new.positions = positions
+        new.layer_inputs = self.layer_inputs.flatten(1, -2)[:, positions]
+        new.layer_outputs = self.layer_outputs.flatten(1, -2)[:, positions]
+        return new
+
+    def _made_of(self, runs: Sequence[Self], make: Callable[[list[Tensor]], Tensor]) -> Self:
+        new = copy.copy(self)
+        new.layer_inputs = make([run.layer_inputs for run in runs])
+        new.layer_outputs = make([run.layer_outputs for run in runs])
+        new._carried = {name: make([run._carried[name] for run in runs]) for name in self._carried}
+        return new
+
+
+class GraphRun(_Run):
     """A run along the graph: only what lies behind the layer is repeated."""
 
     def __init__(self, graph: fx.GraphModule, layer: str, inputs: Tensor) -> None:
@@ -113,47 +157,64 @@ class GraphRun:
         self._skipped: list[Any] = nodes[: cuts[0]]
         self._runner = fx.Interpreter(graph)
 
+    @property
+    def load(self) -> int:
+        return self._carried.get(self._cut, self.layer_outputs).numel()
+
     def leads_to(self, layer: str) -> bool:
         """Whether a layer is run exactly once, and not before the cut."""
         runs = [i for i, n in enumerate(self._graph.graph.nodes) if n.op == "call_module" and n.target == layer]
         return len(runs) == 1 and runs[0] >= len(self._skipped)
 
-    def some(self, rows: Tensor) -> "GraphRun":
-        fewer = copy.copy(self)
-        fewer.layer_inputs, fewer.layer_outputs = self.layer_inputs[rows], self.layer_outputs[rows]
-        fewer._carried = {node: value[rows] for node, value in self._carried.items()}
-        return fewer
+    def only(self, positions: Tensor, *, short: bool = False) -> Self:
+        new = super().only(positions)
+        if not short:
+            new._carried = self._carried | {self._cut: self.layer_outputs}
+            return new
+        whole = self.layer_outputs.shape[:-1]
+        new._carried = {
+            node: value[:, positions] if value.shape[: len(whole)] == whole else value
+            for node, value in self._carried.items()
+        }
+        return new
 
     def after(self, layer_outputs: Tensor) -> Tensor:
         copies = len(layer_outputs) // len(self.layer_outputs)
         env: dict[fx.Node, Any] = dict.fromkeys(n for n in self._skipped if n.op != "get_attr")
         env |= {node: _copies(value, copies) for node, value in self._carried.items()}
-        env[self._cut] = layer_outputs
+        env[self._cut] = _placed(env.get(self._cut), self.positions, layer_outputs)
         outputs: Tensor = self._runner.run(initial_env=env)
         return outputs
 
 
-class WholeRun:
+class WholeRun(_Run):
     """A run of the whole model with the layer's answer replaced."""
 
     def __init__(self, model: nn.Module, layer: str, inputs: Tensor) -> None:
-        self._model, self._layer, self._inputs = model, model.get_submodule(layer), inputs
+        self._model, self._layer, self._carried = model, model.get_submodule(layer), {"inputs": inputs}
         seen: list[tuple[Tensor, Tensor]] = []
         with torch.no_grad():
             self._run(inputs, lambda _, args, out: seen.append((args[0], out)))
         if len(seen) != 1:
             raise ValueError(f"layer {layer!r} runs {len(seen)} times in one pass: choose one that runs once")
         self.layer_inputs, self.layer_outputs = seen[0]
+        self._width = self.layer_outputs[0].numel()
+
+    @property
+    def load(self) -> int:
+        return len(self.layer_outputs) * self._width
 
     def after(self, layer_outputs: Tensor) -> Tensor:
         copies = len(layer_outputs) // len(self.layer_outputs)
-        return self._run(_copies(self._inputs, copies), lambda *_: layer_outputs)
+        recording = torch.is_grad_enabled()
 
-    def some(self, rows: Tensor) -> "WholeRun":
-        fewer = copy.copy(self)
-        fewer.layer_inputs, fewer.layer_outputs = self.layer_inputs[rows], self.layer_outputs[rows]
-        fewer._inputs = self._inputs[rows]
-        return fewer
+        def replaced(_: nn.Module, __: tuple[Tensor, ...], out: Tensor) -> Tensor:
+            torch.set_grad_enabled(recording)
+            return _placed(out, self.positions, layer_outputs)
+
+        # No gradient is wanted of what comes before the layer, so nothing is kept for one.
+        with torch.no_grad():
+            return self._run(_copies(self._carried["inputs"], copies), replaced)
 
     def _run(self, inputs: Tensor, hook: Callable[..., Any]) -> Tensor:
         handle = self._layer.register_forward_hook(hook)
@@ -162,6 +223,74 @@ class WholeRun:
         finally:
             handle.remove()
         return outputs
+
+
+Run = TypeVar("Run", GraphRun, WholeRun)
+
+
+def _in_pieces(cut: Callable[[Tensor], Run], inputs: Tensor) -> Run:
+    """Runs of some inputs at a time as one, with the positions that count for any of them."""
+    pieces = inputs.split(max(1, PIECE // inputs[0].numel()))
+    first = cut(pieces[0])
+    positions = _reaching(first)
+    if positions is not None:
+        short = isinstance(first, GraphRun) and _can_be_short(first, positions)
+        runs = [first.only(positions, short=short)]
+        for piece in pieces[1:]:
+            run = cut(piece)
+            if not _all_that_counts(run, positions):
+                break
+            runs.append(run.only(positions, short=short))
+        else:
+            return runs[0].joined(runs[1:])
+    return first.joined([cut(piece) for piece in pieces[1:]])
+
+
+def _reaching(run: Run) -> Tensor | None:
+    """The positions of the layer's answer that the model's answer depends on; None if all do."""
+    if run.layer_outputs.dim() < 3:
+        return None
+    few = run.some(torch.arange(min(4, len(run.layer_outputs))))
+    outputs = few.layer_outputs.detach().clone().requires_grad_()
+    with torch.enable_grad():
+        answers = few.after(outputs)
+    along = torch.randn(answers.shape, generator=torch.Generator().manual_seed(0)).to(answers)
+    slopes = torch.autograd.grad(answers, outputs, along)[0].flatten(1, -2)
+    positions = slopes.ne(0).any(-1).any(0).nonzero().flatten()
+    if not 0 < len(positions) < slopes.shape[1] or not _all_that_counts(run, positions):
+        return None
+    return positions
+
+
+@torch.no_grad()
+def _all_that_counts(run: Run, positions: Tensor) -> bool:
+    """Whether nothing at other positions reaches the model's answer: NaN gets through wherever anything could."""
+    kept = run.layer_outputs.flatten(1, -2)[:, positions]
+    others = torch.full_like(run.layer_outputs, torch.nan)
+    return bool(torch.isfinite(run.after(_placed(others, positions, kept))).all())
+
+
+@torch.no_grad()
+def _can_be_short(run: GraphRun, positions: Tensor) -> bool:
+    """Whether what comes after answers the same, for any answer of the layer, if it is given some positions alone."""
+    short = run.only(positions, short=True)
+    noise = torch.randn(short.layer_outputs.shape, generator=torch.Generator().manual_seed(0)).to(short.layer_outputs)
+    changed = short.layer_outputs + noise * short.layer_outputs.std()
+    expected = run.only(positions).after(changed)
+    try:
+        found = short.after(changed)
+    except Exception:  # whatever a stranger's forward() does with a sequence too short
+        return False
+    return found.shape == expected.shape and torch.allclose(
+        found, expected, rtol=1e-3, atol=1e-3 * float(expected.std())
+    )
+
+
+def _placed(whole: Tensor | None, positions: Tensor | None, some: Tensor) -> Tensor:
+    """A layer's whole answer with another one at some positions; without positions, the other one."""
+    if whole is None or positions is None:
+        return some
+    return whole.flatten(1, -2).index_copy(1, positions, some).view(whole.shape)
 
 
 def _copies(tensor: Tensor, copies: int) -> Tensor:
