@@ -1,5 +1,7 @@
 """A model run from a layer on must answer as the whole, whichever positions of a sequence it is run for."""
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -158,3 +160,21 @@ def test_gradients_run_back_to_the_layer(make: Any) -> None:
     expected = torch.autograd.grad(model(inputs).square().sum(), weight)[0]
     found = slope.flatten(0, -2).T @ run.layer_inputs.flatten(0, -2)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_what_was_traced_goes_with_its_model() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    split(model, "0", torch.randn(3, 4)).after(torch.randn(3, 8))
+    weight = weakref.ref(model[0].weight)
+    del model
+    gc.collect()
+    assert weight() is None
+
+
+def test_a_model_that_was_changed_is_traced_anew() -> None:
+    model, inputs = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.randn(3, 4)
+    before = split(model, "0", inputs)
+    model[2] = nn.Linear(8, 5)
+    after = split(model, "0", inputs)
+    assert before.after(before.layer_outputs).shape == (3, 2)
+    torch.testing.assert_close(after.after(after.layer_outputs), model(inputs))

@@ -87,6 +87,24 @@ def _traced(model: nn.Module) -> fx.GraphModule | None:
     return graph
 
 
+_tails: weakref.WeakKeyDictionary[fx.GraphModule, dict[str, fx.GraphModule]] = weakref.WeakKeyDictionary()
+
+
+def _tail(graph: fx.GraphModule, cut: fx.Node, carried: Sequence[fx.Node]) -> fx.GraphModule:
+    """What comes after a node, as a module of its own: it is given what is carried over, and the node's answer."""
+    tails, layer = _tails.setdefault(graph, {}), str(cut.target)
+    if layer not in tails:
+        nodes = list(graph.graph.nodes)
+        later = set(nodes[nodes.index(cut) + 1 :])
+        tail = fx.Graph()
+        new = {node: tail.placeholder(node.name) for node in (*carried, cut)}
+        for node in nodes:
+            if node in later or (node.op == "get_attr" and not later.isdisjoint(node.users)):
+                new[node] = tail.node_copy(node, new.__getitem__)
+        tails[layer] = fx.GraphModule(graph, tail)
+    return tails[layer]
+
+
 class _NoCutError(Exception):
     pass
 
@@ -154,8 +172,8 @@ class GraphRun(_Run):
         }
         if not all(isinstance(v, Tensor) and len(v) == len(inputs) for v in self._carried.values()):
             raise _NoCutError
-        self._skipped: list[Any] = nodes[: cuts[0]]
-        self._runner = fx.Interpreter(graph)
+        self._tail = _tail(graph, self._cut, tuple(self._carried))
+        self._order = tuple(self._carried)
 
     @property
     def load(self) -> int:
@@ -163,8 +181,9 @@ class GraphRun(_Run):
 
     def leads_to(self, layer: str) -> bool:
         """Whether a layer is run exactly once, and not before the cut."""
-        runs = [i for i, n in enumerate(self._graph.graph.nodes) if n.op == "call_module" and n.target == layer]
-        return len(runs) == 1 and runs[0] >= len(self._skipped)
+        nodes = list(self._graph.graph.nodes)
+        runs = [i for i, n in enumerate(nodes) if n.op == "call_module" and n.target == layer]
+        return len(runs) == 1 and runs[0] >= nodes.index(self._cut)
 
     def only(self, positions: Tensor, *, short: bool = False) -> Self:
         new = super().only(positions)
@@ -180,10 +199,9 @@ class GraphRun(_Run):
 
     def after(self, layer_outputs: Tensor) -> Tensor:
         copies = len(layer_outputs) // len(self.layer_outputs)
-        env: dict[fx.Node, Any] = dict.fromkeys(n for n in self._skipped if n.op != "get_attr")
-        env |= {node: _copies(value, copies) for node, value in self._carried.items()}
-        env[self._cut] = _placed(env.get(self._cut), self.positions, layer_outputs)
-        outputs: Tensor = self._runner.run(initial_env=env)
+        carried = {node: _copies(value, copies) for node, value in self._carried.items()}
+        answered = _placed(carried.get(self._cut), self.positions, layer_outputs)
+        outputs: Tensor = self._tail(*(carried[node] for node in self._order), answered)
         return outputs
 
 
