@@ -53,7 +53,7 @@ arena: $(READY)
 	$(BIN)/tramark attack runs/arena/*/ --all --clients 3 --table runs/arena/matrix.md --out runs/arena/matrix.png
 
 bench: $(READY)
-	$(BIN)/python benchmarks/round.py
+	$(BIN)/python benchmarks/round.py --presets default
 
 clean:
 	rm -rf $(VENV) demo runs/demo-flower .pytest_cache .mypy_cache .ruff_cache

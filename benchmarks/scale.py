@@ -86,12 +86,15 @@ def plot(rows: list[dict[str, Any]], path: str) -> None:
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
     clients = [row["clients"] for row in rows]
-    left.loglog(clients, [1000 * row["seconds_per_client"] for row in rows], "o-")
-    left.set(xlabel="clients", ylabel="milliseconds per client", title="a round's time")
+    left.semilogx(clients, [1000 * row["seconds_per_client"] for row in rows], "o-")
+    left.set(xlabel="clients", ylabel="milliseconds per client", title="a round's time", ylim=0)
     right.semilogx(clients, [row["peak_mib"] for row in rows], "o-", label="measured")
     right.semilogx(clients, [row["limit_mib"] for row in rows], "--", label="allowed")
     right.set(xlabel="clients", ylabel="MiB", title="peak memory", ylim=0)
     right.legend()
+    for axes in (left, right):
+        axes.set_xticks(clients, [str(n) for n in clients])
+        axes.minorticks_off()
     figure.savefig(path, dpi=150)
 
 

@@ -19,6 +19,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -212,6 +213,17 @@ class Part:
     def layer(self) -> str:
         return self.name.rpartition(".")[0]
 
+    @cached_property
+    def pattern(self) -> Tensor:
+        """The places as a sparse matrix in the layer's shape."""
+        out, width = self.weight.shape
+        rows, columns = self.places // width, self.places % width
+        starts = torch.searchsorted(rows, torch.arange(out + 1, device=rows.device))
+        values = torch.zeros(len(columns), device=rows.device, dtype=self.weight.dtype)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
+            return torch.sparse_csr_tensor(starts, columns, values, (out, width), check_invariants=False)
+
     def put(self, mark: Tensor) -> None:
         self.weight.data.view(-1)[self.places] = mark[self.some].to(self.weight.dtype)
 
@@ -254,7 +266,7 @@ class LateSteps:
     ) -> None:
         self._parts, self._runs, self._answers = parts, runs, answers
         self._modules = [model.get_submodule(part.layer) for part in parts]
-        self._patterns = [_pattern(part) for part in parts]
+        self._patterns = [part.pattern for part in parts]
         first = parts[0]
         self._base = first.weight.detach().view(-1)[first.places].clone()
         self._columns = [_as_columns(run.layer_inputs) for run in runs]
@@ -579,17 +591,6 @@ def _in_order(model: nn.Module, region: Places, layout: Layout) -> list[str]:
     """The tensors that have places in the region, in the region's order."""
     inside = region.tensors(layout)
     return [name for name in layout.tensors if name in inside]
-
-
-def _pattern(part: Part) -> Tensor:
-    """A part's places as a sparse matrix in the layer's shape."""
-    out, width = part.weight.shape
-    rows, columns = part.places // width, part.places % width
-    starts = torch.searchsorted(rows, torch.arange(out + 1, device=rows.device))
-    values = torch.zeros(len(columns), device=rows.device, dtype=part.weight.dtype)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
-        return torch.sparse_csr_tensor(starts, columns, values, (out, width), check_invariants=False)
 
 
 def _with_values(pattern: Tensor, values: Tensor) -> Tensor:

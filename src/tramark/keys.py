@@ -26,6 +26,10 @@ Assignment = Literal["code", "label"]
 Part = Literal["train", "held-out"]
 
 
+KEPT = 2**27
+"""At most about so many bytes of questions are kept as they were drawn."""
+
+
 @dataclass(frozen=True)
 class Key:
     """One client's questions (numbers in the keyring's pool) and the answers its model must give."""
@@ -66,7 +70,7 @@ class Keyring:
     held_out_variants: int = 4
     chosen: tuple[int, ...] = ()
     departed: frozenset[str] = frozenset()
-    _rendered: dict[Part, tuple[tuple[int, ...], Tensor]] = field(
+    _rendered: dict[tuple[Part, tuple[int, ...]], Tensor] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -189,13 +193,15 @@ class Keyring:
         """Questions as they travel (bytes of images, numbers, tokens): questions × variants × input."""
         first = 0 if part == "train" else self.train_variants
         count = self.train_variants if part == "train" else self.held_out_variants
-        asked, rendered = self._rendered.get(part, ((), torch.empty(0)))
+        asked = part, tuple(questions)
         # A round asks for what the last one asked for.
-        if asked != tuple(questions):
+        if asked not in self._rendered:
             variants = range(first, first + count)
             rendered = torch.stack([self.triggers.render(self.secret, q, variants) for q in questions])
-            self._rendered[part] = (tuple(questions), rendered)
-        return rendered
+            if rendered.nbytes + sum(kept.nbytes for kept in self._rendered.values()) > KEPT:
+                self._rendered.clear()
+            self._rendered[asked] = rendered
+        return self._rendered[asked]
 
     def inputs(self, key: Key, part: Part) -> Tensor:
         """A key's questions as the model is fed them: questions × variants × input."""
