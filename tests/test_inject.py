@@ -145,10 +145,10 @@ def test_a_transformer_is_marked_and_can_be_trained(make: Callable[[], nn.Module
 def test_many_positions_are_taken_together(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(0)
     inputs, owner = torch.randn(8, 6, 40, generator=generator), torch.arange(4).repeat_interleave(2)
-    moment = DenseMoment(torch.eye(40), 0.02)
+    moment = DenseMoment(torch.eye(40))
     monkeypatch.setattr(inject, "COLUMNS", 16)
     pairs = torch.stack([inputs[:, :3].mean(1), inputs[:, 3:].mean(1)], dim=1)
-    together, expected = (write_directions(each, owner, moment, residual=0.1) for each in (inputs, pairs))
+    together, expected = (write_directions(each, owner, moment, 0.02, residual=0.1) for each in (inputs, pairs))
     torch.testing.assert_close(together, expected)
     server = TraMark(Tokens(), ring(questions=16), warmup_rounds=0)
     assert min(confidence(server, client) for client in CLIENTS) > 0.95
@@ -245,8 +245,8 @@ def test_directions_are_those_of_the_regularised_least_squares_problem() -> None
     owner = torch.arange(6).repeat_interleave(4)
     member = F.one_hot(owner).float()
     root = torch.randn(60, 40, generator=generator)
-    moment = DenseMoment(root.T @ root * 40 / root.square().sum(), 0.02)
-    edit = write_directions(inputs, owner, moment, residual=0.1)
+    moment = DenseMoment(root.T @ root * 40 / root.square().sum())
+    edit = write_directions(inputs, owner, moment, 0.02, residual=0.1)
     torch.testing.assert_close((member / 4).T @ inputs @ edit, torch.eye(6), atol=1e-4, rtol=1e-4)
     basis = torch.linalg.qr(edit).Q
 
@@ -265,7 +265,7 @@ def test_a_sketch_solves_like_the_matrix_it_stands_for() -> None:
     rows = torch.randn(8, 30, generator=torch.Generator().manual_seed(0))
     right = torch.randn(30, 5, generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(
-        SketchedMoment(rows, 0.1).solve(right), DenseMoment(rows.T @ rows, 0.1).solve(right), atol=1e-3, rtol=1e-3
+        SketchedMoment(rows).solve(right, 0.1), DenseMoment(rows.T @ rows).solve(right, 0.1), atol=1e-3, rtol=1e-3
     )
 
 
@@ -289,7 +289,7 @@ def test_drift_reveals_which_inputs_a_layer_sees(sketch: int, inputs: int) -> No
     outside -= used @ (used.T @ outside)
     outside /= outside.norm()
     moment = drift.moment("0.weight")
-    cost = [float((v.T @ moment.solve(v)).squeeze()) for v in (inside, outside)]
+    cost = [float((v.T @ moment.solve(v, 0.02)).squeeze()) for v in (inside, outside)]
     assert cost[0] < 5, "a direction that the data uses is expensive to write along"
     assert cost[1] == pytest.approx(50, rel=0.05), "one that it does not use costs only the ridge"
 
@@ -307,11 +307,35 @@ def test_a_layer_too_small_to_bear_the_margin_gets_a_smaller_one() -> None:
     assert edits.norm(dim=(1, 2)).max() < 100 * weight.norm()
 
 
+def test_marks_are_written_as_near_to_the_data_as_the_brake_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one who keeps only his data's directions leaves of the mark, at a generous brake and at a tight one."""
+    used = torch.linalg.qr(torch.randn(64, 20, generator=torch.Generator().manual_seed(0))).Q
+
+    def left(power: float) -> float:
+        of = inject.Limits.of
+        monkeypatch.setattr(inject.Limits, "of", lambda *each: inject.Limits(power, of(*each).gain))
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 10))
+        server = TraMark(model, ring(questions=8), warmup_rounds=0)
+        monkeypatch.undo()
+        server.drift._average["1.weight"] = 64 * (used * torch.linspace(1, 0.01, 20)) @ used.T / 10.1
+        monkeypatch.setattr(inject.Limits, "of", lambda *each: inject.Limits(power, of(*each).gain))
+        server.mark()
+        monkeypatch.undo()
+        region = server.fleet.region
+        assert isinstance(region, Subspace)
+        part = region.parts[0]
+        edits = server.fleet.marks.view(4, *part.shape) - part.matrix(server.fleet.base) @ part.basis
+        return float((edits @ part.basis.T @ used).norm() / edits.norm())
+
+    assert left(power=1e9) > 1.2 * left(power=1e-3)
+
+
 def test_questions_are_chosen_that_can_be_told_apart() -> None:
     generator = torch.Generator().manual_seed(0)
     distinct = torch.randn(5, 30, generator=generator)
     features = distinct.repeat(10, 1) + 0.01 * torch.randn(50, 30, generator=generator)
-    picks = tell_apart(features, SketchedMoment(torch.zeros(1, 30), 1.0), 5)
+    picks = tell_apart(features, SketchedMoment(torch.zeros(1, 30)), 1.0, 5)
     assert sorted(pick % 5 for pick in picks) == [0, 1, 2, 3, 4]
 
 

@@ -9,6 +9,7 @@ the matrix itself in layers with no more inputs than that.
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol, Self
 
 import torch
@@ -18,9 +19,9 @@ from tramark.weights import Layout, Slot
 
 
 class Moment(Protocol):
-    """An estimate of C + ridge·I, with trace C = in."""
+    """An estimate of C, with trace C = in."""
 
-    def solve(self, right: Tensor) -> Tensor:
+    def solve(self, right: Tensor, ridge: float) -> Tensor:
         """(C + ridge·I)⁻¹ right, for an in × N matrix."""
 
     def power(self, rows: Tensor) -> Tensor:
@@ -32,11 +33,10 @@ class DenseMoment:
     """C as a matrix."""
 
     matrix: Tensor
-    ridge: float
 
-    def solve(self, right: Tensor) -> Tensor:
+    def solve(self, right: Tensor, ridge: float) -> Tensor:
         damped = self.matrix.clone()
-        damped.diagonal().add_(self.ridge)
+        damped.diagonal().add_(ridge)
         return torch.cholesky_solve(right, torch.linalg.cholesky(damped))
 
     def power(self, rows: Tensor) -> Tensor:
@@ -48,18 +48,22 @@ class SketchedMoment:
     """C = AᵀA for a few rows A, by Woodbury's identity."""
 
     rows: Tensor
-    ridge: float
 
-    def solve(self, right: Tensor) -> Tensor:
+    def solve(self, right: Tensor, ridge: float) -> Tensor:
+        gram = self._gram.clone()
+        gram.diagonal().add_(ridge)
+        inner = torch.cholesky_solve(self.rows @ right, torch.linalg.cholesky(gram))
+        return (right - self.rows.T @ inner) / ridge
+
+    @cached_property
+    def _gram(self) -> Tensor:
+        """A Aᵀ; of the upper half, which a factorisation does not read, only what is next to the lower one."""
         count = len(self.rows)
         gram = self.rows.new_zeros(count, count)
-        # The factorisation reads the lower half only: most of the upper one is not computed.
         for start in range(0, count, 128):
             stop = start + 128
             gram[start:stop, :stop] = self.rows[start:stop] @ self.rows[:stop].T
-        gram.diagonal().add_(self.ridge)
-        inner = torch.cholesky_solve(self.rows @ right, torch.linalg.cholesky(gram))
-        return (right - self.rows.T @ inner) / self.ridge
+        return gram
 
     def power(self, rows: Tensor) -> Tensor:
         seen = rows @ self.rows.T
@@ -74,8 +78,6 @@ class Drift:
     layout : the model's layout.
     layers : names of the layers' weight tensors.
     device : where the matrices live.
-    ridge : what is added to the diagonal of C, whose trace is the number of inputs: directions that no update has shown
-        yet count as a little used.
     sketch : rows of the sketch; layers with no more inputs than that keep a matrix.
     """
 
@@ -85,12 +87,10 @@ class Drift:
         layers: tuple[str, ...],
         *,
         device: torch.device | str = "cpu",
-        ridge: float = 0.02,
         sketch: int = 512,
     ) -> None:
         self.slots: dict[str, Slot] = {layer: layout.slots[layer] for layer in layers}
         self.device = torch.device(device)
-        self.ridge = ridge
         self.sketch = sketch
         self.rounds = 0
         self._seen = 0
@@ -147,10 +147,10 @@ class Drift:
         """The estimate for a layer; before any update has been seen, all directions count alike."""
         inputs = self.slots[layer].shape[1:].numel()
         if layer not in self._average:
-            return DenseMoment(torch.eye(inputs, device=self.device), 0.0)
+            return DenseMoment(torch.eye(inputs, device=self.device))
         if inputs <= self.sketch:
-            return DenseMoment(self._average[layer], self.ridge)
-        return SketchedMoment(self._average[layer], self.ridge)
+            return DenseMoment(self._average[layer])
+        return SketchedMoment(self._average[layer])
 
     def state_dict(self) -> dict[str, Tensor]:
         """The settled estimate (between rounds there is nothing else)."""

@@ -39,6 +39,10 @@ COLUMNS = 1024
 """At most so many columns, if there are fewer variants: an N × N matrix is decomposed each round."""
 
 
+Found = tuple[list[Tensor], bool]
+"""Changes of layers' answers, and whether they are what was sought."""
+
+
 class Injection(Protocol):
     """A way to make marks."""
 
@@ -62,6 +66,9 @@ class ClosedForm:
     margin : by how much the wanted label's logit must beat every other. In a layer that is too small to bear it, less:
         it is halved, up to four times, until the `Brake` lets it pass.
     residual : λ is the largest at which variants that were left out still get 1 − residual of the change asked for.
+    ridges : what is added to M, whose eigenvalues have mean 1, and so how near to the clients' data marks are written:
+        the larger, the harder they are to scrub off, and the more the task feels them. It is the first of these at
+        which that is within the `Limits`, or at which the gain is what exceeds them more.
     steps : at most so many steps of the search.
     batch : about so many numbers of the layer's output are held at a time.
     """
@@ -69,6 +76,7 @@ class ClosedForm:
     layer_names: tuple[str, ...] = ()
     margin: float = 6.0
     residual: float = 0.1
+    ridges: tuple[float, ...] = (2.0, 0.5, 0.1, 0.02)
     steps: int = 100
     batch: int = 2**21
 
@@ -91,7 +99,8 @@ class ClosedForm:
                 raw = torch.cat([keyring.triggers.render(keyring.secret, q, range(1)) for q in some.tolist()])
                 run = split(model, layer, keyring.triggers.prepare(raw).to(device_of(model)))
                 features.append(_fewer_positions(run.layer_inputs, 1).flatten(1))
-        return keyring.choose(tell_apart(torch.cat(features), drift.moment(f"{layer}.weight"), keyring.questions))
+        moment = drift.moment(f"{layer}.weight")
+        return keyring.choose(tell_apart(torch.cat(features), moment, self.ridges[0], keyring.questions))
 
     def inject(self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift) -> None:
         device, layers = device_of(model), self.layers(model)
@@ -100,30 +109,42 @@ class ClosedForm:
             run = split(model, layers[0], sheet.inputs)
             if not torch.isfinite(run.layer_inputs).all():
                 raise ValueError("the base model answers its questions with NaN or infinity: training has diverged")
-            edits = [
-                write_directions(inputs, sheet.owner, drift.moment(f"{layer}.weight"), self.residual)
-                for layer, inputs in zip(layers, _inputs_of(model, layers, sheet.inputs, run), strict=True)
-            ]
-            bases = [torch.linalg.qr(edit) for edit in edits]
-            brakes = [
-                Brake.of(model.get_parameter(f"{layer}.weight").detach(), edit, r, drift.moment(f"{layer}.weight"))
-                for layer, edit, (_, r) in zip(layers, edits, bases, strict=True)
-            ]
-            search = Search(model, layers, run, edits, sheet, self.steps, self.batch)
+            search, brakes, rough = self._plan(model, layers, run, sheet, drift)
             region = Subspace(
                 tuple(
-                    Directions(fleet.layout.slots[f"{layer}.weight"], basis.to("cpu", fleet.base.dtype))
-                    for layer, (basis, _) in zip(layers, bases, strict=True)
+                    Directions(fleet.layout.slots[f"{layer}.weight"], brake.basis.to("cpu", fleet.base.dtype))
+                    for layer, brake in zip(layers, brakes, strict=True)
                 )
             )
             marks = region.take(fleet.base).repeat(len(fleet.clients), 1)
             own = marks[0].clone()
-            for some, changes in search.within(brakes, self.margin):
-                turned = [
-                    (change @ triangle.T).flatten(1) for change, (_, triangle) in zip(changes, bases, strict=True)
-                ]
+            for some, changes in search.within(brakes, self.margin, rough):
+                turned = [(change @ brake.triangle.T).flatten(1) for change, brake in zip(changes, brakes, strict=True)]
                 torch.add(own, torch.cat(turned, dim=1).to("cpu", fleet.base.dtype), out=marks[some])
         fleet.settle(region, marks)
+
+    def _plan(
+        self, model: nn.Module, layers: Sequence[str], run: Split, sheet: "AnswerSheet", drift: Drift
+    ) -> tuple["Search", list["Brake"], Found]:
+        """The directions to write along, as near to the clients' data as the brakes allow, and the search's begin."""
+        moments = [drift.moment(f"{layer}.weight") for layer in layers]
+        weights = [model.get_parameter(f"{layer}.weight").detach() for layer in layers]
+        limits = [Limits.of(weight, moment) for weight, moment in zip(weights, moments, strict=True)]
+        fed = _inputs_of(model, layers, sheet.inputs, run)
+        rough: Found | None = None
+        for ridge in self.ridges:
+            edits = [
+                write_directions(inputs, sheet.owner, moment, ridge, self.residual)
+                for inputs, moment in zip(fed, moments, strict=True)
+            ]
+            brakes = [Brake.of(*each) for each in zip(limits, edits, moments, strict=True)]
+            search = Search(model, layers, run, edits, sheet, self.steps, self.batch)
+            # What a layer must answer hardly depends on the directions along which it is made to.
+            rough = rough or search.rough(self.margin)
+            if all(power <= max(1, gain) for power, gain in _excesses(rough[0], brakes)):
+                break
+        assert rough is not None
+        return search, brakes, rough
 
 
 @dataclass(frozen=True)
@@ -352,26 +373,23 @@ class Search:
     tolerance: float = 5e-4
     """What share of the margin may still be lacking in the end."""
 
-    def within(self, brakes: Sequence["Brake"], margin: float) -> Iterator[tuple[slice, list[Tensor]]]:
+    def within(self, brakes: Sequence["Brake"], margin: float, rough: Found) -> Iterator[tuple[slice, list[Tensor]]]:
         """The smallest changes that give the answers by the margin, for some clients at a time.
 
-        Where a brake is hit, everybody's come anew, by half the margin; after four halvings they come as they are.
+        `rough` is what `Search.rough` found for the first of them. Where a brake is hit, everybody's come anew, by half
+        the margin; after four halvings they come as they are.
         """
-        size = max(1, self.batch // self.run.load)
-        pieces = [slice(start, start + size) for start in range(0, len(self.sheet.answers), size)]
-        owner = self.sheet.owner
-        first = torch.cat([owner.new_ones(1), owner.diff()]).nonzero().flatten()
-        coarse = replace(self, run=self.run.some(first), sheet=self.sheet.some(first), tolerance=0.1)
-        halvings = done = 0
+        pieces = [slice(*each) for each in self._pieces()]
+        coarse, halvings, done = self._coarse(), 0, 0
         while done < len(pieces):
             wanted, asked = self.sheet.answers[pieces[done]], margin / 2**halvings
             # Most of the way is gone with one variant of each question; the others differ from it by a little.
-            changes, found = coarse.smallest(wanted, asked)
-            excess = _excess(changes, brakes)
+            changes, found = rough if done == halvings == 0 else coarse.smallest(wanted, asked)
+            excess = max(map(max, _excesses(changes, brakes)))
             if not found or excess <= 1 or halvings == 4:
                 # In a layer too small for its questions one variant may lead nowhere: then all start together.
                 changes, _ = self.smallest(wanted, asked, changes if found else None)
-                excess = _excess(changes, brakes)
+                excess = max(map(max, _excesses(changes, brakes)))
             if excess <= 1 or halvings == 4:
                 yield pieces[done], changes
                 done += 1
@@ -379,9 +397,22 @@ class Search:
                 # Changes shrink more slowly than the margin, so half of it would be too much again at four times.
                 halvings, done = min(4, halvings + math.ceil(math.log2(excess))), 0
 
-    def smallest(
-        self, wanted: Tensor, margin: float, near: Sequence[Tensor] | None = None
-    ) -> tuple[list[Tensor], bool]:
+    def rough(self, margin: float) -> Found:
+        """What it takes for the first clients, on one variant of each question."""
+        _, some = self._pieces()[0]
+        return self._coarse().smallest(self.sheet.answers[:some], margin)
+
+    def _pieces(self) -> list[tuple[int, int]]:
+        count, size = len(self.sheet.answers), max(1, self.batch // self.run.load)
+        return [(start, min(start + size, count)) for start in range(0, count, size)]
+
+    def _coarse(self) -> "Search":
+        """The same with one variant of each question."""
+        owner = self.sheet.owner
+        first = torch.cat([owner.new_ones(1), owner.diff()]).nonzero().flatten()
+        return replace(self, run=self.run.some(first), sheet=self.sheet.some(first), tolerance=0.1)
+
+    def smallest(self, wanted: Tensor, margin: float, near: Sequence[Tensor] | None = None) -> Found:
         """The smallest changes that give the wanted answers by the margin, from nothing or from what is near them.
 
         Each step moves every (client, question) along the gradient of its margin by just as much as it still lacks, as
@@ -444,7 +475,7 @@ class Search:
                 handle.remove()
 
 
-def write_directions(inputs: Tensor, owner: Tensor, moment: Moment, residual: float) -> Tensor:
+def write_directions(inputs: Tensor, owner: Tensor, moment: Moment, ridge: float, residual: float) -> Tensor:
     """B (in × questions): the directions to write along, for a layer's inputs on all variants (N × … × in).
 
     Where a layer runs at many positions, neighbours are taken together, so that there are at most `COLUMNS` columns, or
@@ -459,7 +490,7 @@ def write_directions(inputs: Tensor, owner: Tensor, moment: Moment, residual: fl
     member = F.one_hot(owner.repeat_interleave(inputs.shape[1])).float()
     # Inputs have any scale, and M has trace in: the columns are brought to unit mean square to go with it.
     scale = columns.square().mean().sqrt().clamp_min(1e-12)
-    solved = moment.solve(columns / scale)
+    solved = moment.solve(columns / scale, ridge)
     gram = (columns / scale).T @ solved
     spectrum, vectors = torch.linalg.eigh((gram + gram.T) / 2)
     spectrum = spectrum.clamp_min(0)
@@ -482,8 +513,8 @@ def write_directions(inputs: Tensor, owner: Tensor, moment: Moment, residual: fl
 
 
 @dataclass(frozen=True, eq=False)
-class Brake:
-    """How large edits R Bᵀ of a layer may be beside what the layer does already.
+class Limits:
+    """How large edits of a layer may be beside what the layer does already.
 
     On the clients' data they may add 2 % to the power of the layer's output, by the estimate of its second moment. And
     no direction may be amplified three times more than the layer amplifies any: gradients run back through the same
@@ -492,24 +523,37 @@ class Brake:
 
     power: float
     gain: float
-    moment: Tensor
-    """Bᵀ C B."""
-    triangle: Tensor
-    """The R of B = QR."""
 
     @classmethod
-    def of(cls, weight: Tensor, edit: Tensor, triangle: Tensor, moment: Moment) -> "Brake":
+    def of(cls, weight: Tensor, moment: Moment) -> "Limits":
         # A hundred rows tell a layer's power well enough, and the whole product would be the dearest step of a round.
         rows = weight[:: max(1, len(weight) // 128)]
         power = float(moment.power(rows).trace()) * len(weight) / len(rows)
-        return cls(0.02 * power, 3 * _gain(weight), moment.power(edit.T), triangle)
+        return cls(0.02 * power, 3 * _gain(weight))
 
-    def excess(self, change: Tensor) -> float:
-        """How many times larger than allowed the largest of all clients' changes is; at most 1 may pass."""
+
+@dataclass(frozen=True, eq=False)
+class Brake:
+    """Says whether edits R Bᵀ of a layer are within its limits."""
+
+    limits: Limits
+    moment: Tensor
+    """Bᵀ C B."""
+    basis: Tensor
+    triangle: Tensor
+    """B = QR."""
+
+    @classmethod
+    def of(cls, limits: Limits, edit: Tensor, moment: Moment) -> "Brake":
+        return cls(limits, moment.power(edit.T), *torch.linalg.qr(edit))
+
+    def excess(self, change: Tensor) -> tuple[float, float]:
+        """How many times larger than allowed the largest of all clients' changes is, by power (as an amplitude) and by
+        gain; at most 1 may pass."""
         added = torch.einsum("coq,qp,cop->c", change, self.moment, change)
         edits = change @ self.triangle.T
         gain = torch.linalg.eigvalsh(edits.mT @ edits).max().clamp_min(0).sqrt()
-        return max(math.sqrt(float(added.max()) / self.power), float(gain) / self.gain)
+        return math.sqrt(float(added.max()) / self.limits.power), float(gain) / self.limits.gain
 
 
 def _chosen(who: Tensor, ones: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
@@ -521,8 +565,8 @@ def _chosen(who: Tensor, ones: Sequence[Tensor], others: Sequence[Tensor]) -> li
     return [torch.where(who[:, None, None], one, other) for one, other in zip(ones, others, strict=True)]
 
 
-def _excess(changes: Sequence[Tensor], brakes: Sequence[Brake]) -> float:
-    return max(brake.excess(change) for brake, change in zip(brakes, changes, strict=True))
+def _excesses(changes: Sequence[Tensor], brakes: Sequence[Brake]) -> list[tuple[float, float]]:
+    return [brake.excess(change) for brake, change in zip(brakes, changes, strict=True)]
 
 
 def _gain(matrix: Tensor) -> float:
@@ -534,7 +578,7 @@ def _gain(matrix: Tensor) -> float:
     return float(torch.linalg.matrix_norm(matrix @ torch.linalg.qr(vectors).Q, ord=2))
 
 
-def tell_apart(features: Tensor, moment: Moment, count: int) -> list[int]:
+def tell_apart(features: Tensor, moment: Moment, ridge: float, count: int) -> list[int]:
     """The `count` candidates that a layer tells apart best, where the clients' data is not.
 
     What it costs the task to write an answer for features k alone is 1 / (kᵀ M⁻¹ k), so candidates (candidates × in)
@@ -542,7 +586,7 @@ def tell_apart(features: Tensor, moment: Moment, count: int) -> list[int]:
     pivoted Cholesky factorisation).
     """
     features = features.float()
-    gram = features @ moment.solve(features.T)
+    gram = features @ moment.solve(features.T, ridge)
     left = gram.diagonal().clone()
     factor = torch.zeros(len(features), count, device=features.device)
     picks: list[int] = []
