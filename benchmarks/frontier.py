@@ -1,0 +1,130 @@
+"""What it costs a thief who knows the method to scrub a mark off, and what it costs the task to make that hard.
+
+A federation is warmed up once, unmarked. From there marks are written in several ways: with different numbers of
+questions, and nearer to or farther from the clients' data (`ClosedForm.ridges`). Some clients train their models once
+more, and then keep of the edited layer only the directions that hold a share of the energy of their own data
+(`project-inputs`). A row gives the accuracy of the issued models, what the projection costs the thief, and what it
+leaves of the mark: the share of right answers, and how many of the thieves are named at a bound of 10⁻⁶.
+
+    python benchmarks/frontier.py --ridges 0.02 0.5 2 10 --questions 16 32 --json
+"""
+
+import argparse
+import copy
+import json
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from tramark import Keyring
+from tramark.attacks import Loot
+from tramark.attacks.informed import ProjectInputs
+from tramark.federation.client import accuracy
+from tramark.federation.run import Settings, prepare
+from tramark.federation.simulator import Simulation
+from tramark.inject import ClosedForm
+from tramark.methods.tramark import Traced
+
+NETS = {"fashion-mnist": "cnn", "cifar-10": "small-cnn"}
+
+
+class Study:
+    """A warmed-up federation, and what becomes of marks in it."""
+
+    def __init__(self, simulation: Simulation, clients: int, samples: int) -> None:
+        method = simulation.method
+        assert isinstance(method, Traced)
+        self.warm, self.simulation, self.samples = method, simulation, samples
+        self.clients = method.fleet.clients[:clients]
+
+    def accuracy(self, model: nn.Module) -> float:
+        data = self.simulation.dataset
+        inputs, labels = data.test_inputs[: self.samples], data.test_labels[: self.samples]
+        return accuracy(model, inputs, labels, prepare=data.prepare)
+
+    def marked(self, questions: int, injection: ClosedForm) -> Traced:
+        old = self.warm.keyring
+        keyring = Keyring.generate(
+            clients=old.clients, classes=old.classes, triggers=old.triggers, secret=old.secret, questions=questions
+        )
+        server = Traced(self.warm.base_model(), keyring, warmup_rounds=1, injection=injection)
+        server.drift.load_state_dict(self.warm.drift.state_dict())
+        server.mark()
+        return server
+
+    def rows(self, questions: int, ridges: tuple[float, ...], margin: float, energies: Sequence[float]) -> list[Any]:
+        server = self.marked(questions, ClosedForm(ridges=ridges, margin=margin))
+        issued = [server.client_model(client) for client in self.clients]
+        trained = [self._trained(model, number) for number, model in enumerate(issued)]
+        common = {"questions": questions, "ridge": ridges[0], "ma_issued": _mean(map(self.accuracy, issued))}
+        rows = [{**common, "energy": None, **self._left(server, trained)}]
+        for energy in energies:
+            scrub = ProjectInputs(energy)
+            scrubbed = [scrub(model, self._loot(number)) for number, model in enumerate(trained)]
+            rows.append({**common, "energy": energy, **self._left(server, scrubbed)})
+        return rows
+
+    def _left(self, server: Traced, models: Sequence[nn.Module]) -> dict[str, Any]:
+        named = [server.verify(model).accused == (client,) for client, model in zip(self.clients, models, strict=True)]
+        confidences = (server.confidence(model, client) for client, model in zip(self.clients, models, strict=True))
+        return {
+            "ma": _mean(map(self.accuracy, models)),
+            "confidence": _mean(confidences),
+            "vr": sum(named) / len(named),
+        }
+
+    def _loot(self, number: int) -> Loot:
+        return Loot(self.simulation.dataset, self.simulation.parts[number])
+
+    def _trained(self, model: nn.Module, number: int) -> nn.Module:
+        model, simulation = copy.deepcopy(model), self.simulation
+        generator = torch.Generator().manual_seed(number)
+        simulation.training(model, simulation.dataset, simulation.parts[number], generator=generator)
+        return model.eval()
+
+
+def _mean(values: Iterable[float]) -> float:
+    return round(statistics.fmean(values), 4)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", choices=NETS, default="fashion-mnist")
+    parser.add_argument("--rounds", type=int, default=12, help="of warm-up")
+    parser.add_argument("--ridges", type=float, nargs="+", default=[0.02, 0.1, 0.5, 2, 10])
+    parser.add_argument("--questions", type=int, nargs="+", default=[32])
+    parser.add_argument("--margin", type=float, default=6.0)
+    parser.add_argument("--energies", type=float, nargs="+", default=[0.999, 0.99, 0.98])
+    parser.add_argument("--clients", type=int, default=3, help="how many of the ten clients turn thieves")
+    parser.add_argument("--test-samples", type=int, default=5000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true", help="print a JSON list instead of a table")
+    options = parser.parse_args()
+    settings = Settings(
+        data=options.data, model=NETS[options.data], samples_per_client=1000, local_epochs=2,
+        rounds=options.rounds + 1, warmup=options.rounds + 1, seed=options.seed,
+    )  # fmt: skip
+    with prepare(settings, workers=None) as simulation:
+        simulation.evaluation_samples = 100
+        for _ in range(options.rounds):
+            simulation.step()
+    study = Study(simulation, options.clients, options.test_samples)
+    base = study.accuracy(study.warm.base_model())
+    rows: list[dict[str, Any]] = []
+    for questions in options.questions:
+        for ridge in options.ridges:
+            new = study.rows(questions, (ridge,), options.margin, options.energies)
+            rows += [{"data": options.data, "ma_base": base, **row} for row in new]
+            if not options.json:
+                print(
+                    *("  ".join(f"{k} {v}" for k, v in row.items()) for row in rows[-len(new) :]), sep="\n", flush=True
+                )
+    if options.json:
+        print(json.dumps(rows, indent=2))
+
+
+if __name__ == "__main__":
+    main()
