@@ -35,6 +35,8 @@ from tramark.weights import Layout
 
 State = dict[str, Tensor]
 
+LEAST_RIDGE = 0.02
+
 COLUMNS = 1024
 """At most so many columns, if there are fewer variants: an N × N matrix is decomposed each round."""
 
@@ -66,9 +68,10 @@ class ClosedForm:
     margin : by how much the wanted label's logit must beat every other. In a layer that is too small to bear it, less:
         it is halved, up to four times, until the `Brake` lets it pass.
     residual : λ is the largest at which variants that were left out still get 1 − residual of the change asked for.
-    ridges : what is added to M, whose eigenvalues have mean 1, and so how near to the clients' data marks are written:
-        the larger, the harder they are to scrub off, and the more the task feels them. It is the first of these at
-        which that is within the `Limits`, or at which the gain is what exceeds them more.
+    ridge : what is added to M, whose eigenvalues have mean 1, and so how near to the clients' data marks are written.
+        The larger, the harder they are to scrub off, and the more the task feels them. It comes down, to 0.02 at
+        least, until that is within the `Limits`.
+    power : how much marks may add to the power of the layer's output on the clients' data, as a share of it.
     steps : at most so many steps of the search.
     batch : about so many numbers of the layer's output are held at a time.
     """
@@ -76,7 +79,8 @@ class ClosedForm:
     layer_names: tuple[str, ...] = ()
     margin: float = 6.0
     residual: float = 0.1
-    ridges: tuple[float, ...] = (2.0, 0.5, 0.1, 0.02)
+    ridge: float = 4.0
+    power: float = 0.015
     steps: int = 100
     batch: int = 2**21
 
@@ -100,7 +104,7 @@ class ClosedForm:
                 run = split(model, layer, keyring.triggers.prepare(raw).to(device_of(model)))
                 features.append(_fewer_positions(run.layer_inputs, 1).flatten(1))
         moment = drift.moment(f"{layer}.weight")
-        return keyring.choose(tell_apart(torch.cat(features), moment, self.ridges[0], keyring.questions))
+        return keyring.choose(tell_apart(torch.cat(features), moment, self.ridge, keyring.questions))
 
     def inject(self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift) -> None:
         device, layers = device_of(model), self.layers(model)
@@ -129,10 +133,10 @@ class ClosedForm:
         """The directions to write along, as near to the clients' data as the brakes allow, and the search's begin."""
         moments = [drift.moment(f"{layer}.weight") for layer in layers]
         weights = [model.get_parameter(f"{layer}.weight").detach() for layer in layers]
-        limits = [Limits.of(weight, moment) for weight, moment in zip(weights, moments, strict=True)]
+        limits = [Limits.of(weight, moment, self.power) for weight, moment in zip(weights, moments, strict=True)]
         fed = _inputs_of(model, layers, sheet.inputs, run)
-        rough: Found | None = None
-        for ridge in self.ridges:
+        ridge, rough = self.ridge, None
+        while True:
             edits = [
                 write_directions(inputs, sheet.owner, moment, ridge, self.residual)
                 for inputs, moment in zip(fed, moments, strict=True)
@@ -141,9 +145,13 @@ class ClosedForm:
             search = Search(model, layers, run, edits, sheet, self.steps, self.batch)
             # What a layer must answer hardly depends on the directions along which it is made to.
             rough = rough or search.rough(self.margin)
-            if all(power <= max(1, gain) for power, gain in _excesses(rough[0], brakes)):
+            # Where the gain exceeds its limit by more, a smaller margin will help both.
+            excesses = _excesses(rough[0], brakes)
+            over = max((power for power, gain in excesses if power > max(1, gain)), default=0.0)
+            if not over or ridge <= LEAST_RIDGE:
                 break
-        assert rough is not None
+            # Power goes about as the ridge to three quarters.
+            ridge = max(LEAST_RIDGE, ridge * (0.95 / over) ** (8 / 3))
         return search, brakes, rough
 
 
@@ -516,20 +524,20 @@ def write_directions(inputs: Tensor, owner: Tensor, moment: Moment, ridge: float
 class Limits:
     """How large edits of a layer may be beside what the layer does already.
 
-    On the clients' data they may add 2 % to the power of the layer's output, by the estimate of its second moment. And
-    no direction may be amplified three times more than the layer amplifies any: gradients run back through the same
-    matrix, and through a larger one they would throw the clients' training.
+    On the clients' data they may add no more than a share to the power of the layer's output, by the estimate of its
+    second moment. And no direction may be amplified three times more than the layer amplifies any: gradients run back
+    through the same matrix, and through a larger one they would throw the clients' training.
     """
 
     power: float
     gain: float
 
     @classmethod
-    def of(cls, weight: Tensor, moment: Moment) -> "Limits":
+    def of(cls, weight: Tensor, moment: Moment, share: float) -> "Limits":
         # A hundred rows tell a layer's power well enough, and the whole product would be the dearest step of a round.
         rows = weight[:: max(1, len(weight) // 128)]
         power = float(moment.power(rows).trace()) * len(weight) / len(rows)
-        return cls(0.02 * power, 3 * _gain(weight))
+        return cls(share * power, 3 * _gain(weight))
 
 
 @dataclass(frozen=True, eq=False)
