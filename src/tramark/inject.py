@@ -80,7 +80,7 @@ class ClosedForm:
     margin: float = 6.0
     residual: float = 0.1
     ridge: float = 4.0
-    power: float = 0.015
+    power: float = 0.005
     steps: int = 100
     batch: int = 2**21
 
