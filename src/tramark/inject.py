@@ -440,7 +440,7 @@ class Search:
         before = torch.full((clients, questions), torch.inf, device=wanted.device)
         pace = torch.ones(clients, questions, device=wanted.device)
         for _ in range(self.steps):
-            changes = [change.requires_grad_() for change in changes]
+            changes = [change.detach().requires_grad_() for change in changes]
             logits = self._answer(changes)
             own = logits.gather(1, labels.clamp_min(0)[:, None])[:, 0]
             others = logits.scatter(1, labels.clamp_min(0)[:, None], -torch.inf).amax(1)

@@ -45,14 +45,20 @@ class Split(Protocol):
 
 def split(model: nn.Module, layer: str, inputs: Tensor) -> Split:
     """Run a model in evaluation mode on some inputs up to a layer, and be ready to go on from there."""
-    return cut(model, layer, inputs) or _in_pieces(lambda piece: WholeRun(model, layer, piece), inputs)
+    return cut(model, layer, inputs) or _in_pieces(
+        lambda piece: WholeRun(model, layer, piece), inputs, model.get_submodule(layer)
+    )
 
 
 def cut(model: nn.Module, layer: str, inputs: Tensor) -> "GraphRun | None":
     """The same, or nothing if what comes before the layer would have to be run again."""
     graph = _traced(model)
     try:
-        return None if graph is None else _in_pieces(lambda piece: GraphRun(graph, layer, piece), inputs)
+        return (
+            None
+            if graph is None
+            else _in_pieces(lambda piece: GraphRun(graph, layer, piece), inputs, model.get_submodule(layer))
+        )
     except _NoCutError:
         return None
 
@@ -246,11 +252,11 @@ class WholeRun(_Run):
 Run = TypeVar("Run", GraphRun, WholeRun)
 
 
-def _in_pieces(cut: Callable[[Tensor], Run], inputs: Tensor) -> Run:
-    """Runs of some inputs at a time as one, with the positions that count for any of them."""
+def _in_pieces(cut: Callable[[Tensor], Run], inputs: Tensor, layer: nn.Module) -> Run:
+    """Runs of some inputs at a time as one, of a linear layer with the positions that count for any of them."""
     pieces = inputs.split(max(1, PIECE // inputs[0].numel()))
     first = cut(pieces[0])
-    positions = _reaching(first)
+    positions = _reaching(first) if isinstance(layer, nn.Linear) else None
     if positions is not None:
         short = isinstance(first, GraphRun) and _can_be_short(first, positions)
         runs = [first.only(positions, short=short)]

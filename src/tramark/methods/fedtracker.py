@@ -245,6 +245,7 @@ class FedTracker(FedAvg):
     >>> net = nn.Sequential(nn.Flatten(), nn.Linear(144, 64), nn.ReLU(), nn.Linear(64, 10))
     >>> server = FedTracker(net, ["alice", "bob"], questions, bits=64)
     >>> report = server.collect(dict(server.dispatch()))
+    >>> import copy
     >>> leaked = copy.deepcopy(net)
     >>> keys = leaked.load_state_dict(server.dispatch()["bob"])
     >>> server.verify(leaked).accused, server.verify(net).accused

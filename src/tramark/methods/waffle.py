@@ -220,6 +220,7 @@ class Waffle(FedAvg):
     >>> net = nn.Sequential(nn.Flatten(), nn.Linear(144, 64), nn.ReLU(), nn.Linear(64, 10))
     >>> server = Waffle(net, ["alice", "bob"], questions)
     >>> report = server.collect(dict(server.dispatch()))
+    >>> import copy
     >>> leaked = copy.deepcopy(net)
     >>> keys = leaked.load_state_dict(server.dispatch()["bob"])
     >>> server.verify(leaked).owned, server.verify(net).owned
