@@ -147,11 +147,12 @@ class ClosedForm:
             rough = rough or search.rough(self.margin)
             # Where the gain exceeds its limit by more, a smaller margin will help both.
             excesses = _excesses(rough[0], brakes)
-            over = max((power for power, gain in excesses if power > max(1, gain)), default=0.0)
+            # Some room is left for the other variants and clients, or the margin would be halved for a hair's breadth.
+            over = max((power for power, gain in excesses if power > 0.85 * max(1, gain)), default=0.0)
             if not over or ridge <= LEAST_RIDGE:
                 break
             # Power goes about as the ridge to three quarters.
-            ridge = max(LEAST_RIDGE, ridge * (0.95 / over) ** (8 / 3))
+            ridge = max(LEAST_RIDGE, ridge * (0.8 / over) ** (8 / 3))
         return search, brakes, rough
 
 
@@ -582,7 +583,7 @@ def _gain(matrix: Tensor) -> float:
     generator = torch.Generator().manual_seed(0)
     vectors = torch.randn(matrix.shape[1], 8, generator=generator).to(matrix)
     for _ in range(3):
-        vectors = matrix.T @ (matrix @ F.normalize(vectors, dim=0))
+        vectors = ((matrix @ F.normalize(vectors, dim=0)).T @ matrix).T
     return float(torch.linalg.matrix_norm(matrix @ torch.linalg.qr(vectors).Q, ord=2))
 
 
