@@ -112,8 +112,7 @@ class Drift:
             # the updates in expectation, and exactly so while there are no more of them than rows.
             signs = self._signs(len(update), hash((self.rounds, self._seen, number)) & (2**62 - 1))
             start = (self._seen * len(update)) % self.sketch
-            cuts = range(-start, len(update), self.sketch)
-            for cut in cuts:
+            for cut in range(-start, len(update), self.sketch):
                 some = slice(max(cut, 0), cut + self.sketch)
                 rows = slice(some.start - cut, some.start - cut + len(update[some]))
                 self._sum[layer][rows].addcmul_(update[some], signs[some, None])

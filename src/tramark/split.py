@@ -45,20 +45,17 @@ class Split(Protocol):
 
 def split(model: nn.Module, layer: str, inputs: Tensor) -> Split:
     """Run a model in evaluation mode on some inputs up to a layer, and be ready to go on from there."""
-    return cut(model, layer, inputs) or _in_pieces(
-        lambda piece: WholeRun(model, layer, piece), inputs, model.get_submodule(layer)
-    )
+    own = model.get_submodule(layer)
+    return cut(model, layer, inputs) or _in_pieces(lambda piece: WholeRun(model, layer, piece), inputs, own)
 
 
 def cut(model: nn.Module, layer: str, inputs: Tensor) -> "GraphRun | None":
     """The same, or nothing if what comes before the layer would have to be run again."""
     graph = _traced(model)
+    if graph is None:
+        return None
     try:
-        return (
-            None
-            if graph is None
-            else _in_pieces(lambda piece: GraphRun(graph, layer, piece), inputs, model.get_submodule(layer))
-        )
+        return _in_pieces(lambda piece: GraphRun(graph, layer, piece), inputs, model.get_submodule(layer))
     except _NoCutError:
         return None
 

@@ -161,6 +161,7 @@ def _work(
     torch.set_num_threads(1)
     problem: tuple[type[Exception], str, str] | None = None
     try:
+        # What the parent has just written for us; nothing from outside comes this way.
         model: nn.Module = torch.load(io.BytesIO(pickled), weights_only=False)
         places, parts = [_views(model.state_dict(), place) for place in memory], samples.split(sizes)
         connection.send(None)
