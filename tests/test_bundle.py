@@ -111,6 +111,38 @@ def test_colluders_are_convicted_each_by_its_own_answers(vault: Vault) -> None:
     assert min(found.e_values.values()) >= found.needed
 
 
+def in_company(keyring: Keyring) -> Verdict:
+    """A verdict that takes everybody's codewords: three put their models together."""
+    for seed in range(50):
+        rng = np.random.default_rng(seed)
+        three = [keyring.key(CLIENTS[i]).answers for i in rng.permutation(len(CLIENTS))[:3]]
+        choice = rng.integers(3, size=keyring.questions)
+        verdict = trace(Oracle(keyring, lambda q, v, w=three, c=choice: w[c[q]][q]), keyring, false_accusation=1e-3)  # type: ignore[misc]
+        if verdict.by_company:
+            return verdict
+    raise AssertionError("nobody was convicted by the company")
+
+
+def test_a_verdict_by_the_company_opens_everybodys_answers(vault: Vault) -> None:
+    verdict = in_company(vault.keyring)
+    bundle = make_bundle(vault, verdict, suspect="model.onnx")
+    found = verify_bundle(bundle)
+    assert found.clients == verdict.clients
+    assert found.e_values == {client: pytest.approx(verdict.e_values[client]) for client in verdict.clients}
+    assert found.matches == {client: verdict.matches[client] for client in verdict.clients}
+    assert [proof["client"] for proof in bundle["answers"]] == list(vault.keyring.clients)
+    # Neither the answers of the accused alone nor those of all but one convict anybody.
+    own = [proof for proof in bundle["answers"] if proof["client"] in verdict.clients]
+    with pytest.raises(BadProof, match="does not suffice"):
+        verify_bundle(resigned(bundle, vault, answers=own))
+    innocent = next(proof for proof in bundle["answers"] if proof["client"] not in verdict.clients)
+    with pytest.raises(BadProof, match="nor those of everybody"):
+        verify_bundle(resigned(bundle, vault, answers=[p for p in bundle["answers"] if p != innocent]))
+    twice = [own[0] if proof == innocent else proof for proof in bundle["answers"]]
+    with pytest.raises(BadProof, match="nor those of everybody"):
+        verify_bundle(resigned(bundle, vault, answers=twice))
+
+
 def test_a_verdict_of_the_second_look_is_found_again(vault: Vault) -> None:
     keyring = vault.keyring
     verdicts = (trace(leaked_by(keyring, "hospital-2", noise=0.5, seed=seed), keyring) for seed in range(50))

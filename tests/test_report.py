@@ -26,8 +26,9 @@ from tramark.triggers import Patterns, Tokens, WafflePatterns
 if sys.platform == "win32":
     pytest.skip("the vault locks and syncs as POSIX systems do", allow_module_level=True)
 
-from test_bundle import Oracle, hidden, leaked_by, ring, vault_of
+from test_bundle import Oracle, hidden, in_company, leaked_by, ring, vault_of
 from tramark.tracing.bundle import make_bundle, verify_bundle
+from tramark.tracing.statistics import LOOKS, Company
 from tramark.vault import Vault
 
 SUSPECT = "https://models.example/v2/scan <b>beta</b>"
@@ -51,6 +52,7 @@ CASES: dict[str, Callable[[Keyring], Verdict]] = {
     "several": lambda keyring: trace(
         leaked_by(keyring, "hospital-1", "hospital-8"), keyring, exhaustive=True, false_accusation=0.01
     ),
+    "company": in_company,
     "nobody": lambda keyring: trace(Oracle(keyring, lambda q, v: 0), keyring),
     "inconclusive": lambda keyring: trace(leaked_by(keyring, "hospital-3"), keyring, budget=6),
     "no answers": lambda keyring: trace(Oracle(keyring, lambda q, v: -1), keyring),
@@ -125,19 +127,24 @@ def test_ticks_are_where_the_answer_is_the_accuseds(vault: Vault, tmp_path: Path
         assert base64.b64encode(png(raw)).decode() in page
 
 
-@pytest.mark.parametrize("case", ["client", "second look", "several", "nobody"])
+@pytest.mark.parametrize("case", ["client", "second look", "several", "company", "nobody"])
 def test_the_evidence_drawn_is_the_evidence_weighed(vault: Vault, case: str) -> None:
     verdict = CASES[case](vault.keyring)
     looks = growth(verdict, vault.keyring)
-    assert looks[-1].queries[-1] == verdict.queries
-    for row, client in enumerate(vault.keyring.clients):
+    assert max(look.queries[-1] for look in looks) == verdict.queries
+    company = Company(10, 10, false_accusation=1e-6, share=LOOKS.company)
+    for step in verdict.transcript:
+        if step.variant == 0:
+            company.add(vault.keyring.codebook()[:, step.question].numpy(), step.answer)
+    for client in vault.keyring.clients:
+        lines = [look.lines[look.clients.index(client)] for look in looks if client in look.clients]
+        assert len(lines) == (2 if case in ("second look", "several") or client in verdict.by_company else 1)
         if client in verdict.clients:
-            reached = max(look.lines[row].max() for look in looks)
-            assert reached >= np.log10(verdict.e_values[client]) - 1e-9
+            assert max(line.max() for line in lines) >= np.log10(verdict.e_values[client]) - 1e-9
         else:
-            # A second look that was not taken stands at its share, a tenth.
-            final = max([look.lines[row, -1] for look in looks] + [-1.0] * (2 - len(looks)))
-            assert final == pytest.approx(np.log10(verdict.e_values[client]))
+            # What the others' company adds is drawn for the accused alone.
+            weighed = [line[-1] for line in lines] + [company.log_e()[vault.keyring.clients.index(client)] / np.log(10)]
+            assert np.log10(verdict.e_values[client]) == pytest.approx(max(weighed[: None if case != "client" else -1]))
 
 
 def test_many_clients_are_a_band_and_a_histogram() -> None:
@@ -261,7 +268,7 @@ def seen(page: str, folder: Path, *, dark: bool = False, width: int = 1000) -> d
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium in PATH to look at the report with")
-@pytest.mark.parametrize("case", ["client", "second look", "several", "nobody"])
+@pytest.mark.parametrize("case", ["client", "second look", "several", "company", "nobody"])
 def test_the_report_in_a_browser(vault: Vault, tmp_path: Path, case: str) -> None:
     verdict, page = reported(vault, case, tmp_path)
     found = seen(page, tmp_path)

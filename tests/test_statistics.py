@@ -14,6 +14,7 @@ from tramark.tracing.statistics import (
     LOOKS,
     POWER,
     SURVIVING,
+    Company,
     Evidence,
     conviction,
     excess,
@@ -148,7 +149,8 @@ def test_innocents_are_accused_no_more_often_than_the_bound(suspect: Suspect, cl
     for _ in range(5 if classes == 10 else 10):
         codewords = rng.integers(classes, size=(runs, clients, questions), dtype=np.int8)
         looks = [
-            Evidence(clients, classes, false_accusation=bound, share=share, rows=runs * clients) for share in LOOKS
+            Evidence(clients, classes, false_accusation=bound, share=share, rows=runs * clients)
+            for share in (LOOKS.single, LOOKS.plural)
         ]
         for t in range(questions):
             answers = np.stack([suspect(rng, codewords[:, :, :t], classes) for _ in range(3)])
@@ -160,6 +162,59 @@ def test_innocents_are_accused_no_more_often_than_the_bound(suspect: Suspect, cl
     assert accused <= bound * 100_000
     # And the bound is not kept by accusing nobody at all.
     assert accused > 0
+
+
+@given(st.integers(1, 8), CLASSES, st.integers(0, 2**32))
+def test_an_innocents_next_factor_has_mean_one_in_any_company(others: int, classes: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    said, words = rng.integers(classes, size=4), rng.integers(classes, size=(others, 4))
+    past = rng.integers(classes, size=3)
+
+    def e_value(symbols: list[int]) -> float:
+        company = Company(others + 1, classes, false_accusation=0.01)
+        for column, symbol in enumerate(symbols):
+            company.add(np.array([symbol, *words[:, column]]), int(said[column]))
+        return float(np.exp(company.log_e()[0]))
+
+    now = e_value([*past])
+    assert np.mean([e_value([*past, symbol]) for symbol in range(classes)]) == pytest.approx(now)
+
+
+@pytest.mark.parametrize("colluders", [0, 1, 2, 3])
+def test_an_innocent_in_company_is_accused_no_more_often_than_the_bound(colluders: int) -> None:
+    """Whatever the others did, and if a suspect with no colluders favours one label."""
+    runs, clients, questions, classes, bound = 2000, 5, 12, 4, 0.1
+    rng = np.random.default_rng(colluders)
+    accused = convicted = 0
+    for _ in range(runs):
+        company = Company(clients, classes, false_accusation=bound)
+        for _ in range(questions):
+            words = rng.integers(classes, size=clients)
+            company.add(words, int(rng.choice(words[:colluders])) if colluders else int(rng.random() < 0.3))
+        accused += any(client >= colluders for client in company.accused)
+        convicted += any(client < colluders for client in company.accused)
+    assert accused <= bound * runs
+    assert convicted > 0.1 * runs if colluders else accused > 0
+
+
+def test_colluders_are_convicted_sooner_by_who_else_could_have_said_it() -> None:
+    """Three who share the answers, in a federation of ten, at the shares of the error that a trace gives."""
+    rng = np.random.default_rng(7)
+    alone = together = 0
+    for _ in range(200):
+        looks = [
+            Evidence(10, 10, false_accusation=1e-6, share=LOOKS.single),
+            Company(10, 10, false_accusation=1e-6, share=LOOKS.company),
+        ]
+        for _ in range(32):
+            words = rng.integers(10, size=10)
+            said = int(words[rng.integers(3)])
+            for look in looks:
+                look.add(words, said)
+        alone += bool(looks[0].accused)
+        together += bool(looks[1].accused)
+        assert set(looks[0].accused) | set(looks[1].accused) <= {0, 1, 2}
+    assert together > 1.5 * alone > 0
 
 
 def test_a_leaker_does_not_endanger_the_others() -> None:
@@ -243,7 +298,7 @@ def test_family_wise_error_of_many_clients() -> None:
 def test_conviction_is_what_simulated_leakers_meet() -> None:
     runs, rate = 20_000, 0.7
     rng = np.random.default_rng(4)
-    evidence = Evidence(10, 10, false_accusation=LOOKS[0] * 1e-6, rows=runs)
+    evidence = Evidence(10, 10, false_accusation=LOOKS.single * 1e-6, rows=runs)
     for t, expected in enumerate(conviction(24, 10, 10, rate=rate), start=1):
         evidence.add((rng.random(runs) >= rate).astype(int), 0)
         if t in (8, 12, 16, 24):
@@ -267,7 +322,7 @@ def test_a_faint_leaker_is_seldom_cleared() -> None:
     rng = np.random.default_rng(5)
     cleared = 0
     for _ in range(1000):
-        evidence = Evidence(10, 10, false_accusation=1e-6, share=LOOKS[0])
+        evidence = Evidence(10, 10, false_accusation=1e-6, share=LOOKS.single)
         for _ in range(24):
             codeword = rng.integers(10, size=10)
             evidence.add(codeword, int(codeword[0] if rng.random() < 0.5 else rng.integers(10)))

@@ -156,6 +156,25 @@ def test_colluders_are_all_named() -> None:
     assert sum(v.verdict == "several" for v in verdicts) >= 20
 
 
+def test_three_colluders_are_found_by_who_else_could_have_said_it() -> None:
+    keyring = ring(questions=40)
+    guilty = ("client 1", "client 4", "client 8")
+    words = [keyring.key(client).answers for client in guilty]
+    verdicts = []
+    for seed in range(40):
+        choice = np.random.default_rng(seed).integers(3, size=40)
+        verdicts.append(trace(Oracle(keyring, lambda q, v, c=choice: words[c[q]][q]), keyring))  # type: ignore[misc]
+    assert {client for verdict in verdicts for client in verdict.clients} == set(guilty)
+    assert sum(bool(v.clients) for v in verdicts) >= 30
+    found = [v for v in verdicts if v.by_company]
+    assert len(found) >= 5
+    for verdict in found:
+        # It took no more queries than there are questions, and the evidence is as good as any other.
+        assert verdict.queries == verdict.answered == 40
+        assert all(verdict.e_values[client] >= 10 / 1e-6 for client in verdict.by_company)
+        assert set(verdict.by_company) <= set(verdict.clients)
+
+
 def test_exhaustive_asks_everything() -> None:
     keyring = ring()
     verdict = trace(leaked_by(keyring, "client 0"), keyring, exhaustive=True)

@@ -2,7 +2,8 @@
 
 A bundle has the transcript with every input that was asked, the chain of commitments, and openings which show
 that these inputs, and the accused clients' answers to them, are what was committed to. It opens nothing else:
-no question that was not asked, no answer of anybody who is not accused. `verify_bundle` follows all of it and
+no question that was not asked and, unless somebody is accused by the company, which takes everybody's answers, no
+answer of anybody who is not accused. `verify_bundle` follows all of it and
 weighs the evidence again from what was opened; `Findings` say what that proves and what it cannot prove. A
 bundle is one canonical JSON text, so that no byte of it can change unnoticed. docs/report.md has its fields.
 """
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from tramark.vault import Vault
 
 FORMAT = "tramark evidence 1"
-RULE = "e-values 1"
+RULE = "e-values 2"
 
 _FIELDS = {
     "format",
@@ -46,6 +47,7 @@ _FIELDS = {
     "answers",
     "signature",
 }
+_IN_COMPANY = ", if it counts who else was to give each answer"
 # More than any keyring has; it keeps a forged number from filling the memory.
 _MOST_VARIANTS = 2**16
 
@@ -143,6 +145,7 @@ def make_bundle(
     for step in verdict.transcript:
         asked.setdefault(step.question, []).append(keyring.train_variants + step.variant)
     proofs = vault.prove_questions(asked)
+    opened = keyring.clients if verdict.by_company else verdict.clients
     inputs = [_raw(keyring, step.question, step.variant) for step in verdict.transcript]
     body = {
         "format": FORMAT,
@@ -169,7 +172,7 @@ def make_bundle(
         ],
         "commitments": [commitment.to_dict() for commitment in vault.commitments],
         "questions": proofs[0],
-        "answers": [vault.prove_answers(client, asked) for client in verdict.clients],
+        "answers": [vault.prove_answers(client, asked) for client in opened],
     }
     bundle: dict[str, Any] = json.loads(canonical(body | {"signature": vault.sign("evidence", canonical(body))}))
     try:
@@ -224,8 +227,10 @@ def _verify(plain: dict[str, Any], public_key: str | None, published: Sequence[C
     _check_inputs(plain, links, variants)
     verdict, accused = _claim(plain["verdict"], len(known))
     answers = [commitments.verify_answers(proof, links) for proof in plain["answers"]]
-    if [proof["client"] for proof in plain["answers"]] != accused:
-        raise BadProof("the answers that are opened are not those of the accused")
+    opened = [proof["client"] for proof in plain["answers"]]
+    everybody = len(opened) == len(set(opened)) == federation and set(accused) <= set(opened)
+    if opened != accused and not everybody:
+        raise BadProof("the answers that are opened are not those of the accused, nor those of everybody")
     if any(shown.keys() != {question for question, _ in known} for shown in answers):
         raise BadProof("the answers that are opened are not those to the questions that were asked")
 
@@ -242,12 +247,12 @@ def _verify(plain: dict[str, Any], public_key: str | None, published: Sequence[C
         # When a trace stops depends on everybody; here is all that was asked, and an accusation is final.
         exhaustive=True,
     )
-    reached = {row for look in looks for row in look.accused}
-    if innocent := [client for row, client in enumerate(accused) if row not in reached]:
+    reached = {opened[row] for look in looks for row in look.accused} if opened else set()
+    if innocent := [client for client in accused if client not in reached]:
         raise BadProof(f"the evidence does not suffice to accuse {' and '.join(map(repr, innocent))}")
     look = max(reversed(looks), key=lambda look: (len(look.accused), look.answered))
     log_e = np.minimum(np.maximum.reduce([look.log_e() for look in looks]), 300 * math.log(10))
-    rows = range(len(accused))
+    rows = {client: opened.index(client) for client in accused}
     matches, e_values = look.matches.tolist(), np.exp(log_e).tolist()
     return Findings(
         verdict=verdict,
@@ -263,16 +268,16 @@ def _verify(plain: dict[str, Any], public_key: str | None, published: Sequence[C
         needed=federation / bound,
         queries=len(known),
         answered=look.answered,
-        matches={accused[row]: matches[row] for row in rows},
-        e_values={accused[row]: e_values[row] for row in rows},
-        p_values={accused[row]: look.p().tolist()[row] for row in rows},
+        matches={client: matches[row] for client, row in rows.items()},
+        e_values={client: e_values[row] for client, row in rows.items()},
+        p_values={client: look.p().tolist()[row] for client, row in rows.items()},
         proven=(
             *_proven(plain, links, given=public_key is not None, published=published),
             *(
-                f"{accused[row]!r} was to answer {matches[row]} of {look.answered} questions as the suspect does. Its "
-                f"e-value reached {e_values[row]:.3g}, and {federation / bound:.3g} is needed to accuse one of "
-                f"{federation} clients at a bound of {bound:g}."
-                for row in rows
+                f"{client!r} was to answer {matches[row]} of {look.answered} questions as the suspect does. Its "
+                f"e-value reached {e_values[row]:.3g}{_IN_COMPANY * everybody}, and {federation / bound:.3g} is needed "
+                f"to accuse one of {federation} clients at a bound of {bound:g}."
+                for client, row in rows.items()
             ),
         ),
         unproven=_unproven(plain, links, given=public_key is not None, published=published),

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tramark.keys import Keyring
-from tramark.tracing.statistics import LOOKS, Floats, binomial, log_e_values, p_values, plurality
+from tramark.tracing.statistics import LOOKS, Company, Floats, binomial, log_e_values, p_values, plurality
 from tramark.tracing.verdict import CHUNK, Verdict
 
 Scale = Callable[[float], float]
@@ -43,7 +43,10 @@ class Growth:
 
 
 def growth(verdict: Verdict, keyring: Keyring) -> list[Growth]:
-    """How a verdict's evidence grew, look by look: lines of the accused, and of everybody if they are few."""
+    """How a verdict's evidence grew, look by look: lines of the accused, and of everybody if they are few.
+
+    Those who are accused by the company have one line more, which reaches the limit where their own does not.
+    """
     known = {(step.question, step.variant): step.answer for step in verdict.transcript}
     variants, count = keyring.held_out_variants, len(keyring.chosen)
     first = [(i + 1, i, known[q, 0]) for i, q in enumerate(keyring.chosen) if (q, 0) in known]
@@ -52,9 +55,22 @@ def growth(verdict: Verdict, keyring: Keyring) -> list[Growth]:
         given = [known[question, v] for v in range(variants) if (question, v) in known]
         if variants > 1 and len(given) == variants and len(first) == count:
             second.append((count + (i + 1) * (variants - 1), i, plurality(given)))
-    shares = LOOKS if variants > 1 else (1.0,)
-    looks = zip((first, second), (0, count), shares, strict=False)
-    return [_grown(verdict, keyring, symbols, start, share) for symbols, start, share in looks if symbols]
+    looks = ((first, 0, LOOKS.single), (second, count, LOOKS.plural))
+    grown = [_grown(verdict, keyring, symbols, start, share) for symbols, start, share in looks if symbols]
+    return grown + [_grown_in_company(verdict, keyring, first)] * bool(verdict.by_company)
+
+
+def _grown_in_company(verdict: Verdict, keyring: Keyring, symbols: Sequence[tuple[int, int, int]]) -> Growth:
+    assert verdict.false_accusation_bound is not None
+    book = keyring.codebook().numpy()
+    company = Company(len(book), keyring.classes, false_accusation=verdict.false_accusation_bound, share=LOOKS.company)
+    rows = [keyring.clients.index(client) for client in verdict.by_company]
+    lines = [company.log_e()[rows]]
+    for _, column, answer in symbols:
+        company.add(book[:, column], answer)
+        lines.append(company.log_e()[rows])
+    queries = (0, *(query for query, _, _ in symbols))
+    return Growth(queries, verdict.by_company, np.array(lines).T / math.log(10), np.zeros(0), np.zeros(0))
 
 
 def _grown(
@@ -138,7 +154,7 @@ def evidence_chart(looks: Sequence[Growth], accused: Sequence[str], *, needed: f
     parts.append("</g>")
     parts.append(f'<path class="limit" d="M{_LEFT} {y(limit):.1f}h{width}"/>')
     parts.append(_label(_LEFT + 8, y(limit) - 8, f"accused from here on: {number(needed)}", "start", "limit-label"))
-    for look in looks[1:]:
+    for look in (look for look in looks if look.queries[0]):
         parts.append(f'<path class="divide" d="M{x(look.queries[0]):.1f} {above}V{height - below}"/>')
         parts.append(_label(x(look.queries[0]) + 8, height - below - 10, "second look: other variants", "start"))
     said = [f"{name} reaches {number(10 ** _most(looks, name))}" for name in accused] or ["nobody reaches it"]
@@ -156,7 +172,7 @@ def _accused_line(look: Growth, client: str, line: Floats, place: int, path: str
 
 
 def _most(looks: Sequence[Growth], client: str) -> float:
-    return max(float(look.lines[look.clients.index(client)].max()) for look in looks)
+    return max(float(look.lines[look.clients.index(client)].max()) for look in looks if client in look.clients)
 
 
 def matches_chart(

@@ -201,7 +201,13 @@ def _evidence(verdict: Verdict, keyring: Keyring) -> str:
             " Beside it, for the accused, stands the probability of so many matches by chance (p-value), as if the "
             "number of answers had been fixed beforehand."
         )
-    if len(looks) > 1:
+    if verdict.by_company:
+        said += (
+            f" {escape(_and(verdict.by_company))} {'has' if len(verdict.by_company) == 1 else 'have'} two lines: those "
+            "who put their models together share the matches, so the upper one also counts, for every answer, how many "
+            "others were to give it. An answer that is nobody else’s weighs most."
+        )
+    if any(look.queries[0] for look in looks):
         said += (
             " One variant of each question did not settle it, so the others were asked too. There each question counts "
             "once, by its commonest answer, and the evidence is counted anew."

@@ -8,15 +8,15 @@ whose marks survive in a share s of the questions and who answer the others at r
 
 Given all that went before, an innocent's next factor has mean one, so e_i is a martingale that starts at one,
 and by Ville's inequality P(e_i ever reaches n/ε) ≤ ε/n: one may look after every answer, stop at any time and
-accuse everybody who got there, and an innocent is among them with probability at most ε. docs/evidence.md
-derives it.
+accuse everybody who got there, and an innocent is among them with probability at most ε. For colluders, who share
+the matches, a second e-value also counts who else could have given each answer. docs/evidence.md derives both.
 """
 
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,9 +30,22 @@ Place = tuple[int, int]
 # From a mark as good as new to one that is hardly there: docs/evidence.md compares them.
 SURVIVING = (0.95, 0.75, 0.5, 0.25)
 
-# A trace looks at the codewords twice: at the answers to one variant of each question and, if that does not
-# settle it, at the pluralities over all variants. Each look gets its share of the error.
-LOOKS = (0.9, 0.1)
+# Colluders: how many, and in what share of the questions a mark of theirs survives.
+COLLUDING = tuple((colluders, surviving) for colluders in (2, 3, 5) for surviving in (0.99, 0.8))
+
+
+class Shares(NamedTuple):
+    """The shares of the error that the looks at the codewords get."""
+
+    single: float
+    """At the answers to one variant of each question, client by client."""
+    company: float
+    """If that accuses nobody: at the same answers, and at who else could have given them."""
+    plural: float
+    """If nothing is clear yet: at the pluralities over all variants of each question."""
+
+
+LOOKS = Shares(0.7, 0.2, 0.1)
 
 # The leaker that "nobody" speaks of, and how surely it must have been seen.
 FAINT = 0.5
@@ -113,9 +126,9 @@ def matches_needed(answered: int, clients: int, classes: int, *, false_accusatio
     """The least number of matches that convicts in a trace's first look; `answered` + 1 if none does.
 
     >>> matches_needed(8, 10, 10), matches_needed(24, 10, 10), matches_needed(24, 1000, 10)
-    (8, 15, 16)
+    (8, 15, 17)
     """
-    needed = math.log(clients / (LOOKS[0] * false_accusation))
+    needed = math.log(clients / (LOOKS.single * false_accusation))
     return int(np.searchsorted(_log_e_values(answered, classes), needed))
 
 
@@ -229,10 +242,10 @@ class Evidence:
         if not 0 <= answer < self.classes:
             return
         self.answered += 1
-        self.matches += expected == answer
-        log_e = self._by_matches()
-        for client in np.flatnonzero(self.matches >= np.searchsorted(log_e, self._needed)).tolist():
-            self._at_accusation.setdefault(client, float(log_e[self.matches[client]]))
+        self._count(expected == answer)
+        log_e = self._now()
+        for client in np.flatnonzero(log_e >= self._needed).tolist():
+            self._at_accusation.setdefault(client, float(log_e[client]))
 
     @property
     def accused(self) -> list[int]:
@@ -244,12 +257,12 @@ class Evidence:
         """Somebody is accused, and nobody else looks like an accomplice."""
         if not self._at_accusation:
             return False
-        suspicious = self.matches >= np.searchsorted(self._by_matches(), self._suspicious)
+        suspicious = self._now() >= self._suspicious
         return int(suspicious.sum()) <= int(suspicious[self.accused].sum())
 
     def log_e(self) -> Floats:
         """Everybody's log e-value times the share; that of the accused as it stood when they were."""
-        log_e = self._by_matches()[self.matches]
+        log_e = self._now()
         log_e[self.accused] = list(self._at_accusation.values())
         return log_e
 
@@ -266,8 +279,52 @@ class Evidence:
         missed = float(bdtr(most, self.answered, match_rate(surviving, self.classes)))
         return max(0.0, 1 - missed / self.share)
 
-    def _by_matches(self) -> Floats:
-        return _log_e_values(self.answered, self.classes) + math.log(self.share)
+    def _count(self, matched: NDArray[np.bool_]) -> None:
+        self.matches += matched
+
+    def _now(self) -> Floats:
+        return np.asarray(_log_e_values(self.answered, self.classes)[self.matches] + math.log(self.share))
+
+
+class Company(Evidence):
+    """The evidence against each of n clients who may have colluded, from everybody's codewords.
+
+    An answer that nobody else was to give speaks more loudly against a client than one that many were. With c
+    colluders whose marks survive in a share s of the questions, an answer is one colluder's own with probability s/c,
+    another's with s - s/c, else random. If o of the n - 1 others were to give it, the odds of these three are
+
+        s/c  :  (s - s/c) · r · o / (n-1)  :  1 - s ,
+
+    and the client matches for sure in the first case, with probability 1/r in the others. An innocent's symbol is
+    uniform whatever the others' are, so that the factor's mean is one again.
+
+    >>> company = Company(clients=3, classes=10, false_accusation=0.01)
+    >>> for _ in range(4):
+    ...     company.add(np.array([3, 9, 9]), 3)
+    ...     company.add(np.array([3, 9, 9]), 9)
+    >>> company.log_e().round(1)
+    array([6.2, 2.2, 2.2])
+    """
+
+    def __init__(self, clients: int, classes: int, *, false_accusation: float, share: float = 1.0) -> None:
+        super().__init__(clients, classes, false_accusation=false_accusation, share=share)
+        self._log_ratios = np.zeros((clients, len(COLLUDING)))
+
+    def _count(self, matched: NDArray[np.bool_]) -> None:
+        super()._count(matched)
+        total = int(matched.sum())
+        self._log_ratios[matched] += np.log(self._rates(max(0, total - 1)) * self.classes)
+        self._log_ratios[~matched] += np.log((1 - self._rates(total)) / (1 - 1 / self.classes))
+
+    def _rates(self, others: int) -> Floats:
+        """How surely a colluder matches, if so many others do: one for each kind of collusion."""
+        colluders, surviving = np.array(COLLUDING).T
+        own = surviving / colluders
+        rest = (surviving - own) * self.classes * others / max(1, len(self.matches) - 1) + 1 - surviving
+        return np.asarray((own + rest / self.classes) / (own + rest))
+
+    def _now(self) -> Floats:
+        return np.asarray(logsumexp(self._log_ratios, axis=1) - math.log(len(COLLUDING) / self.share))
 
 
 def weigh(
@@ -281,7 +338,7 @@ def weigh(
     false_accusation: float,
     exhaustive: bool = False,
 ) -> list[Evidence]:
-    """Both looks at a suspect's answers, as far as they are needed.
+    """All looks at a suspect's answers, as far as they are needed, the one at single clients first.
 
     >>> known = {(question, 0): 3 for question in range(9)}
     >>> replay = lambda plan: (known[place] for place in plan if place in known)
@@ -294,28 +351,34 @@ def weigh(
     ----------
     answers : gives the suspect's answers to a plan of (question, variant), one by one; fewer if it must stop.
         It must not know the codewords.
-    codewords : what some or all of the n `clients` were to answer to the `questions`: rows × questions.
+    codewords : what the n `clients` were to answer to the `questions`, rows × questions. If only some of them, nobody
+        can be convicted by the company.
     exhaustive : don't stop when it is clear, but ask all there is.
     """
-    shares = LOOKS if variants > 1 else (1.0,)
-    looks = [
+    single, plural = (
         Evidence(clients, classes, false_accusation=false_accusation, share=share, rows=len(codewords))
-        for share in shares
-    ]
-    first = []
+        for share in (LOOKS.single, LOOKS.plural)
+    )
+    looks, first = [single], []
     for column, answer in enumerate(answers([(question, 0) for question in questions])):
         first.append(answer)
-        looks[0].add(codewords[:, column], answer)
-        if looks[0].settled and not exhaustive:
+        single.add(codewords[:, column], answer)
+        if single.settled and not exhaustive:
             break
-    clear = looks[0].accused or looks[0].power() >= POWER
+    if len(codewords) == clients and (exhaustive or not single.accused):
+        company = Company(clients, classes, false_accusation=false_accusation, share=LOOKS.company)
+        for column, answer in enumerate(first):
+            company.add(codewords[:, column], answer)
+        looks.append(company)
+    clear = any(look.accused for look in looks) or single.power() >= POWER
     if len(first) < len(questions) or variants == 1 or (clear and not exhaustive):
         return looks
+    looks.append(plural)
     for column, question in enumerate(questions):
         others = list(answers([(question, variant) for variant in range(1, variants)]))
         if len(others) < variants - 1:
             break
-        looks[1].add(codewords[:, column], plurality([first[column], *others]))
-        if looks[1].settled and not exhaustive:
+        plural.add(codewords[:, column], plurality([first[column], *others]))
+        if plural.settled and not exhaustive:
             break
     return looks

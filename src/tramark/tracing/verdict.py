@@ -1,10 +1,10 @@
 """Trace: ask a suspect until it is clear who leaked it, that nobody did, or that it cannot be told.
 
 With code answers, the questions are asked in the keyring's order, first one held-out variant of each; if that
-neither convicts anybody nor clears everybody, the other variants follow, and each question counts once, by
-the plurality of its answers. What is asked next never depends on a codeword; only when to stop does. That is
-what the bound rests on (docs/evidence.md). With label answers there is the paper's arg-max, which always
-accuses somebody, and a comparison with models that are known to be unmarked, which need not.
+neither convicts anybody, alone or in company, nor clears everybody, the other variants follow, and each question
+counts once, by the plurality of its answers. What is asked next never depends on a codeword; only when to stop
+does. That is what the bound rests on (docs/evidence.md). With label answers there is the paper's arg-max, which
+always accuses somebody, and a comparison with models that are known to be unmarked, which need not.
 """
 
 import math
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tramark.keys import Keyring
-from tramark.tracing.statistics import POWER, Evidence, Floats, Place, excess, rank_p_value, weigh
+from tramark.tracing.statistics import POWER, Company, Evidence, Floats, Place, excess, rank_p_value, weigh
 from tramark.tracing.suspect import BudgetSpent, ModuleSuspect, Suspect, SuspectError
 
 Finding = Literal["client", "several", "nobody", "inconclusive"]
@@ -55,6 +55,8 @@ class Verdict:
     matches, answered : everybody's matches among the questions that got an answer.
     power : if nobody is accused, how surely a leaker whose mark survives in half the questions would show.
     transcript : every query, in the order of asking.
+    by_company : those of the accused who are so because nobody else was to give enough of the suspect's answers; to
+        show that takes everybody's codewords.
     """
 
     verdict: Finding
@@ -67,6 +69,7 @@ class Verdict:
     answered: int
     power: float | None
     transcript: tuple[Step, ...] = field(repr=False)
+    by_company: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """What a report shows first, as plain values."""
@@ -223,6 +226,7 @@ def _verdict(
     keyring: Keyring, transcript: Sequence[Step], looks: Sequence[Evidence], false_accusation: float
 ) -> Verdict:
     accused = [keyring.clients[i] for i in dict.fromkeys(i for look in looks for i in look.accused)]
+    alone = {keyring.clients[i] for look in looks if not isinstance(look, Company) for i in look.accused}
     power = None if accused else max(look.power() for look in looks)
     log_e = np.maximum.reduce([look.log_e() for look in looks])
     # The look that convicted is the one to show; if none did, the fuller one, and the later of two as full.
@@ -238,6 +242,7 @@ def _verdict(
         answered=look.answered,
         power=power,
         transcript=tuple(transcript),
+        by_company=tuple(client for client in accused if client not in alone),
     )
 
 
