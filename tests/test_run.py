@@ -114,6 +114,8 @@ def test_bad_input_is_one_clear_line(
 ) -> None:
     words = ["--data", "digits", "--rounds", "4", "--warmup", "2", "--out", str(tmp_path / "run"), *options]
     assert _fails(["run", *words], monkeypatch, capsys, message)
+    # Nothing is in the way of a second try.
+    assert not (tmp_path / "run" / "config.json").exists()
 
 
 def test_an_unwritable_folder(

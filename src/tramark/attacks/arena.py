@@ -12,7 +12,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -92,6 +92,7 @@ class Stage:
     simulation: Simulation
     leaked: dict[str, Path]
     which: Which
+    _before: dict[tuple[str, int | None], float] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def of(cls, folder: Path, which: Which = "trained", **options: Any) -> "Stage":
@@ -114,6 +115,12 @@ class Stage:
         """What it has besides."""
         number = self.simulation.method.fleet.clients.index(client)
         return Loot(self.simulation.dataset, self.simulation.parts[number])
+
+    def before(self, client: str, samples: int | None) -> float:
+        """How well a client's model does its task as it is; measured once for all attacks."""
+        if (client, samples) not in self._before:
+            self._before[client, samples] = self.accuracy(self.model(client), samples)
+        return self._before[client, samples]
 
     def accuracy(self, suspect: nn.Module | Suspect, samples: int | None) -> float:
         """How well what turned up does its task; an answer withheld is a wrong one."""
@@ -158,7 +165,7 @@ def assault(
         except ValueError as error:
             problem = str(error)
             break
-        before.append(statistics.mean(stage.accuracy(model, samples) for model in models))
+        before.append(statistics.mean(stage.before(client, samples) for client in group))
         after.append(stage.accuracy(turned_up, samples))
         if isinstance(method, Verifiable):
             if method.access == "white-box" and not isinstance(turned_up, nn.Module):

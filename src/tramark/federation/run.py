@@ -177,6 +177,8 @@ def run(
     """
     earlier = _start(settings, out, resume)
     simulation = prepare(settings, data_dir=data_dir, device=device, workers=workers)
+    # Only now: what cannot be prepared leaves nothing behind that would be in the way of a second try.
+    _write_json(out / "config.json", asdict(settings))
     method = simulation.method
     with simulation, _keeper(simulation, settings, out, resume, key) as keep:
         if resume:
@@ -281,7 +283,7 @@ def _start(settings: Settings, out: Path, resume: bool) -> list[dict[str, Any]]:
         if not resume:
             if config.exists():
                 raise SettingError(f"{out} holds a run already: use --resume to go on with it, or another folder")
-            _write_json(config, asdict(settings))
+            (out / "metrics.jsonl").touch()
             return []
     except OSError as error:
         raise SettingError(f"cannot write to {out}: {error.strerror}") from None
@@ -294,7 +296,6 @@ def _start(settings: Settings, out: Path, resume: bool) -> list[dict[str, Any]]:
             f"the run in {out} was made with other settings: "
             + ", ".join(f"{k} {before.get(k)}, not {getattr(settings, k)}" for k in different)
         )
-    _write_json(config, asdict(settings))
     lines = (out / "metrics.jsonl").read_text().splitlines() if (out / "metrics.jsonl").exists() else []
     return [json.loads(line) for line in lines]
 
