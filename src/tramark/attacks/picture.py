@@ -12,21 +12,24 @@ def draw_matrix(rows: Sequence[dict[str, Any]], path: Path) -> bool:
     except ImportError:
         return False
     methods = list(dict.fromkeys(row["method"] for row in rows))
-    attacks = list(dict.fromkeys(row["attack"] for row in rows))
-    found = {(row["method"], row["attack"]): row for row in rows}
-    size = (3 + 1.6 * len(methods), 1.5 + 0.28 * len(attacks))
+    attacks = list(dict.fromkeys(row["label"] for row in rows))
+    found = {(row["method"], row["label"]): row for row in rows}
+    size = (4 + 1.3 * len(methods), 1.5 + 0.25 * len(attacks))
     figure, sides = plt.subplots(1, 2, figsize=size, sharey=True, layout="constrained")
     for axes, title, value, scale in (
         (sides[0], "VR", lambda row: row.get("vr"), {"cmap": "RdYlGn", "vmin": 0, "vmax": 1}),
         (sides[1], "points of MA lost", _lost, {"cmap": "Reds", "vmin": 0, "vmax": 15}),
     ):
         numbers = [[_number(value, found.get((method, attack))) for method in methods] for attack in attacks]
-        axes.imshow(numbers, aspect="auto", **scale)
+        cells = axes.imshow(numbers, aspect="auto", **scale)
+        axes.set_facecolor("0.9")
         for y, line in enumerate(numbers):
             for x, number in enumerate(line):
                 row = found.get((methods[x], attacks[y]), {})
                 text = "–" if number != number else f"{number:.2f}" if title == "VR" else f"{number:.1f}"
-                axes.text(x, y, text + (" †" if row.get("dead") else ""), ha="center", va="center", fontsize=7)
+                dark = number == number and sum(cells.to_rgba(number)[:3]) < 1.2
+                style = {"fontsize": 7, "color": "white" if dark else "black"}
+                axes.text(x, y, text + (" †" if row.get("dead") else ""), ha="center", va="center", **style)
         axes.set_title(title)
         axes.set_xticks(range(len(methods)), methods, rotation=45, ha="right", fontsize=8)
         axes.set_yticks(range(len(attacks)), attacks, fontsize=7)
@@ -38,8 +41,8 @@ def draw_matrix(rows: Sequence[dict[str, Any]], path: Path) -> bool:
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
     """MA and VR of every method under every attack; † where it destroyed the model, – where it cannot be made."""
     methods = list(dict.fromkeys(row["method"] for row in rows))
-    attacks = list(dict.fromkeys(row["attack"] for row in rows))
-    found = {(row["method"], row["attack"]): row for row in rows}
+    attacks = list(dict.fromkeys(row["label"] for row in rows))
+    found = {(row["method"], row["label"]): row for row in rows}
     lines = [f"| attack | {' | '.join(methods)} |", "|---|" + "---|" * len(methods)]
     for attack in attacks:
         cells = (_cell(found.get((method, attack))) for method in methods)

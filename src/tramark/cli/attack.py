@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from tramark.attacks import ATTACKS, Attack, Collusion
-from tramark.attacks.arena import MATRIX, Ledger, Stage, assault, groups, make
+from tramark.attacks.arena import MATRIX, Ledger, Stage, assault, groups, label, make
 from tramark.attacks.picture import draw_matrix, markdown
 from tramark.cli.common import DataDir, KeyFile, console, device_named, key_for, pairs
 from tramark.federation.run import SettingError
@@ -49,7 +49,8 @@ def attack(
         return
     if not runs or (name is None) is not everything:
         raise SettingError("give the folder of a run, and --attack NAME or --all (--list shows the attacks)")
-    wanted = [make(*one) for one in MATRIX] if everything else [make(name or "", pairs("--param", param or []))]
+    named = MATRIX if everything else [(name or "", pairs("--param", param or []))]
+    wanted = {label(*one): make(*one) for one in named}
     rows = []
     for folder in runs:
         place = folder / "vault"
@@ -65,23 +66,23 @@ def attack(
 
 
 def _assaults(
-    stage: Stage, ledger: Ledger, wanted: list[Attack | Collusion], thieves: list[str], samples: int
+    stage: Stage, ledger: Ledger, wanted: dict[str, Attack | Collusion], thieves: list[str], samples: int
 ) -> list[dict[str, Any]]:
     rows = []
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console) as progress:
         whole = progress.add_task(stage.settings.method, total=len(wanted), visible=len(wanted) > 1)
-        for one in wanted:
+        for short, one in wanted.items():
             everybody = list(stage.simulation.method.fleet.clients)
             teams = [team for team in groups(one, everybody) if team[0] in thieves]
             key = {"attack": repr(one), "which": stage.which, "samples": samples, "thieves": [list(t) for t in teams]}
             row = ledger.find(key)
             if row is None:
-                task = progress.add_task(repr(one), total=len(teams))
+                task = progress.add_task(short, total=len(teams))
                 advance = partial(progress.advance, task)
                 row = ledger.add(key, assault(stage, one, teams, samples=samples, progress=advance))
                 progress.remove_task(task)
-            rows.append({k: v for k, v in row.items() if k not in ("key", "thieves")})
+            rows.append({"label": short} | {k: v for k, v in row.items() if k not in ("key", "thieves")})
             progress.advance(whole)
     return rows
 
@@ -117,11 +118,11 @@ def _show(rows: list[dict[str, Any]]) -> None:
     table = Table("method", "attack", "MA before", "MA", "VR", "confidence", "right / wrong / nobody / open", "queries")
     for row in rows:
         if "not_applicable" in row:
-            table.add_row(row["method"], row["attack"], "", "", "", "", row["not_applicable"], "")
+            table.add_row(row["method"], row["label"], "", "", "", "", row["not_applicable"], "")
             continue
         counts = " / ".join(str(n) for n in row.get("verdicts", {}).values())
         ma = f"{100 * row['ma']:.1f}" + (" †" if row["dead"] else "")
         numbers = [f"{row[name]:.2f}" if name in row else "" for name in ("vr", "confidence")]
         before, queries = f"{100 * row['ma_before']:.1f}", str(row.get("queries", ""))
-        table.add_row(row["method"], row["attack"], before, ma, *numbers, counts, queries)
+        table.add_row(row["method"], row["label"], before, ma, *numbers, counts, queries)
     console.print(table)
