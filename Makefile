@@ -43,6 +43,7 @@ format: $(READY)
 
 # Every method on one budget, and then every attack on each of them. It takes hours, and goes on where it was stopped.
 ARENA := --samples-per-client 1000 --local-epochs 2 --rounds 24 --warmup 12
+THIEVES ?= 1
 
 arena: $(READY)
 	for method in $$($(BIN)/python -c 'from tramark.methods import METHODS; print(*METHODS)'); do \
@@ -50,7 +51,7 @@ arena: $(READY)
 		$(BIN)/tramark run --method $$method $(ARENA) --out runs/arena/$$method \
 			$$(if [ -e runs/arena/$$method/config.json ]; then echo --resume; fi) || exit 1; \
 	done
-	$(BIN)/tramark attack runs/arena/*/ --all --clients 3 --table runs/arena/matrix.md --out runs/arena/matrix.png
+	$(BIN)/tramark attack runs/arena/*/ --all --clients $(THIEVES) --samples 1000 --table runs/arena/matrix.md --out runs/arena/matrix.png
 
 bench: $(READY)
 	$(BIN)/python benchmarks/round.py --presets default
