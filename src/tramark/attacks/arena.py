@@ -219,10 +219,10 @@ def _verdict(finding: Finding, group: tuple[str, ...], names_clients: bool) -> s
     return "nobody" if finding.conclusive else "inconclusive"
 
 
-def label(name: str, parameters: dict[str, Any]) -> str:
+def title(name: str, parameters: dict[str, Any]) -> str:
     """An attack as it is asked for; its `repr` says all.
 
-    >>> label("fine-tune", {"epochs": 5, "lr": 0.01})
+    >>> title("fine-tune", {"epochs": 5, "lr": 0.01})
     'fine-tune epochs=5 lr=0.01'
     """
     return " ".join([name, *(f"{key}={value}" for key, value in parameters.items())])

@@ -12,8 +12,8 @@ def draw_matrix(rows: Sequence[dict[str, Any]], path: Path) -> bool:
     except ImportError:
         return False
     methods = list(dict.fromkeys(row["method"] for row in rows))
-    attacks = list(dict.fromkeys(row["label"] for row in rows))
-    found = {(row["method"], row["label"]): row for row in rows}
+    attacks = list(dict.fromkeys(row["title"] for row in rows))
+    found = {(row["method"], row["title"]): row for row in rows}
     size = (4 + 1.3 * len(methods), 1.5 + 0.25 * len(attacks))
     figure, sides = plt.subplots(1, 2, figsize=size, sharey=True, layout="constrained")
     for axes, title, value, scale in (
@@ -41,8 +41,8 @@ def draw_matrix(rows: Sequence[dict[str, Any]], path: Path) -> bool:
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
     """MA and VR of every method under every attack; † where it destroyed the model, – where it cannot be made."""
     methods = list(dict.fromkeys(row["method"] for row in rows))
-    attacks = list(dict.fromkeys(row["label"] for row in rows))
-    found = {(row["method"], row["label"]): row for row in rows}
+    attacks = list(dict.fromkeys(row["title"] for row in rows))
+    found = {(row["method"], row["title"]): row for row in rows}
     lines = [f"| attack | {' | '.join(methods)} |", "|---|" + "---|" * len(methods)]
     for attack in attacks:
         cells = (_cell(found.get((method, attack))) for method in methods)

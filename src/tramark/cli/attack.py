@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from tramark.attacks import ATTACKS, Attack, Collusion
-from tramark.attacks.arena import MATRIX, Ledger, Stage, assault, groups, label, make
+from tramark.attacks.arena import MATRIX, Ledger, Stage, assault, groups, make, title
 from tramark.attacks.picture import draw_matrix, markdown
 from tramark.cli.common import DataDir, KeyFile, console, device_named, key_for, pairs
 from tramark.federation.run import SettingError
@@ -50,7 +50,7 @@ def attack(
     if not runs or (name is None) is not everything:
         raise SettingError("give the folder of a run, and --attack NAME or --all (--list shows the attacks)")
     named = MATRIX if everything else [(name or "", pairs("--param", param or []))]
-    wanted = {label(*one): make(*one) for one in named}
+    wanted = {title(*one): make(*one) for one in named}
     rows = []
     for folder in runs:
         place = folder / "vault"
@@ -82,7 +82,7 @@ def _assaults(
                 advance = partial(progress.advance, task)
                 row = ledger.add(key, assault(stage, one, teams, samples=samples, progress=advance))
                 progress.remove_task(task)
-            rows.append({"label": short} | {k: v for k, v in row.items() if k not in ("key", "thieves")})
+            rows.append({"title": short} | {k: v for k, v in row.items() if k not in ("key", "thieves")})
             progress.advance(whole)
     return rows
 
@@ -118,11 +118,11 @@ def _show(rows: list[dict[str, Any]]) -> None:
     table = Table("method", "attack", "MA before", "MA", "VR", "confidence", "right / wrong / nobody / open", "queries")
     for row in rows:
         if "not_applicable" in row:
-            table.add_row(row["method"], row["label"], "", "", "", "", row["not_applicable"], "")
+            table.add_row(row["method"], row["title"], "", "", "", "", row["not_applicable"], "")
             continue
         counts = " / ".join(str(n) for n in row.get("verdicts", {}).values())
         ma = f"{100 * row['ma']:.1f}" + (" †" if row["dead"] else "")
         numbers = [f"{row[name]:.2f}" if name in row else "" for name in ("vr", "confidence")]
         before, queries = f"{100 * row['ma_before']:.1f}", str(row.get("queries", ""))
-        table.add_row(row["method"], row["label"], before, ma, *numbers, counts, queries)
+        table.add_row(row["method"], row["title"], before, ma, *numbers, counts, queries)
     console.print(table)

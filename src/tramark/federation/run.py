@@ -283,6 +283,7 @@ def _start(settings: Settings, out: Path, resume: bool) -> list[dict[str, Any]]:
         if not resume:
             if config.exists():
                 raise SettingError(f"{out} holds a run already: use --resume to go on with it, or another folder")
+            # A folder that cannot be written to shows now, and not after the data has been read.
             (out / "metrics.jsonl").touch()
             return []
     except OSError as error:

@@ -2,10 +2,10 @@
 
 A bundle has the transcript with every input that was asked, the chain of commitments, and openings which show
 that these inputs, and the accused clients' answers to them, are what was committed to. It opens nothing else:
-no question that was not asked and, unless somebody is accused by the company, which takes everybody's answers, no
-answer of anybody who is not accused. `verify_bundle` follows all of it and
-weighs the evidence again from what was opened; `Findings` say what that proves and what it cannot prove. A
-bundle is one canonical JSON text, so that no byte of it can change unnoticed. docs/report.md has its fields.
+no question that was not asked and no answer of anybody who is not accused, unless somebody is accused by the
+company, which takes everybody's answers. `verify_bundle` follows all of it and weighs the evidence again from what
+was opened; `Findings` say what that proves and what it cannot prove. A bundle is one canonical JSON text, so that no
+byte of it can change unnoticed. docs/report.md has its fields.
 """
 
 import base64

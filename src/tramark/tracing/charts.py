@@ -57,7 +57,9 @@ def growth(verdict: Verdict, keyring: Keyring) -> list[Growth]:
             second.append((count + (i + 1) * (variants - 1), i, plurality(given)))
     looks = ((first, 0, LOOKS.single), (second, count, LOOKS.plural))
     grown = [_grown(verdict, keyring, symbols, start, share) for symbols, start, share in looks if symbols]
-    return grown + [_grown_in_company(verdict, keyring, first)] * bool(verdict.by_company)
+    if verdict.by_company:
+        grown.append(_grown_in_company(verdict, keyring, first))
+    return grown
 
 
 def _grown_in_company(verdict: Verdict, keyring: Keyring, symbols: Sequence[tuple[int, int, int]]) -> Growth:
