@@ -19,6 +19,7 @@ from tramark.federation.client import LocalTraining, accuracy, predict
 from tramark.federation.metrics import SIGMA, answers_of_all, judge, task_accuracy, traceability
 from tramark.federation.run import Settings, prepare, run
 from tramark.federation.simulator import Simulation
+from tramark.inject import ClosedForm
 from tramark.models import build
 from tramark.triggers import Tokens
 from tramark.vault import Vault
@@ -91,6 +92,13 @@ def test_starting_from_anothers_warm_up_equals_warming_up(tmp_path: Path) -> Non
     assert same(tmp_path / "first" / "models", tmp_path / "second" / "models")
 
 
+def test_how_marks_are_written_can_be_told() -> None:
+    settings = Settings(**SMALL, rounds=4, warmup=2, options={"ridge": 0.5, "margin": 4.0})
+    method = prepare(settings).method
+    assert isinstance(method, TraMark)
+    assert method.injection == ClosedForm(ridge=0.5, margin=4.0)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -100,6 +108,7 @@ def test_starting_from_anothers_warm_up_equals_warming_up(tmp_path: Path) -> Non
         (["--clients", "5000"], "5000 clients"),
         (["--model", "nonesuch"], "nonesuch"),
         (["--preset", "nonesuch"], "unknown preset"),
+        (["--preset", "paper", "--option", "ridge=1"], "of the preset 'default' alone"),
         (["--device", "nonesuch"], "no device 'nonesuch'"),
         (["--resume"], "no run to resume"),
         (["--answers", "label", "--triggers", "waffle", "--sample-fraction", "0"], "(0, 1]"),

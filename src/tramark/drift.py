@@ -24,9 +24,6 @@ class Moment(Protocol):
     def solve(self, right: Tensor, ridge: float) -> Tensor:
         """(C + ridge·I)⁻¹ right, for an in × N matrix."""
 
-    def power(self, rows: Tensor) -> Tensor:
-        """rows C rowsᵀ, for an N × in matrix."""
-
 
 @dataclass(frozen=True, eq=False)
 class DenseMoment:
@@ -38,9 +35,6 @@ class DenseMoment:
         damped = self.matrix.clone()
         damped.diagonal().add_(ridge)
         return torch.cholesky_solve(right, torch.linalg.cholesky(damped))
-
-    def power(self, rows: Tensor) -> Tensor:
-        return rows @ self.matrix @ rows.T
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,10 +59,6 @@ class SketchedMoment:
             gram[start:stop, :stop] = self.rows[start:stop] @ self.rows[:stop].T
         return gram
 
-    def power(self, rows: Tensor) -> Tensor:
-        seen = rows @ self.rows.T
-        return seen @ seen.T
-
 
 class Drift:
     """A streaming estimate of which inputs some layers see, from the clients' updates alone.
@@ -87,7 +77,7 @@ class Drift:
         layers: tuple[str, ...],
         *,
         device: torch.device | str = "cpu",
-        sketch: int = 512,
+        sketch: int = 1024,
     ) -> None:
         self.slots: dict[str, Slot] = {layer: layout.slots[layer] for layer in layers}
         self.device = torch.device(device)

@@ -15,7 +15,6 @@ formed.
 Everything runs in evaluation mode: neither dropout nor the questions' batch statistics reach the model.
 """
 
-import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -34,8 +33,6 @@ from tramark.split import GraphRun, Split, channels_last, split
 from tramark.weights import Layout
 
 State = dict[str, Tensor]
-
-LEAST_RIDGE = 0.02
 
 COLUMNS = 1024
 """At most so many columns, if there are fewer variants: an N × N matrix is decomposed each round."""
@@ -66,12 +63,10 @@ class ClosedForm:
     ----------
     layer_names : linear layers to write into; by default the last hidden one (the output layer if there is none).
     margin : by how much the wanted label's logit must beat every other. In a layer that is too small to bear it, less:
-        it is halved, up to four times, until the `Brake` lets it pass.
+        it comes down, to a sixteenth at least, until the `Brake` lets it pass.
     residual : λ is the largest at which variants that were left out still get 1 − residual of the change asked for.
     ridge : what is added to M, whose eigenvalues have mean 1, and so how near to the clients' data marks are written.
-        The larger, the harder they are to scrub off, and the more the task feels them. It comes down, to 0.02 at
-        least, until that is within the `Limits`.
-    power : how much marks may add to the power of the layer's output on the clients' data, as a share of it.
+        The larger, the harder they are to scrub off, and the more the task feels them.
     steps : at most so many steps of the search.
     batch : about so many numbers of the layer's output are held at a time.
     """
@@ -79,8 +74,7 @@ class ClosedForm:
     layer_names: tuple[str, ...] = ()
     margin: float = 6.0
     residual: float = 0.1
-    ridge: float = 4.0
-    power: float = 0.005
+    ridge: float = 0.02
     steps: int = 100
     batch: int = 2**21
 
@@ -113,7 +107,12 @@ class ClosedForm:
             run = split(model, layers[0], sheet.inputs)
             if not torch.isfinite(run.layer_inputs).all():
                 raise ValueError("the base model answers its questions with NaN or infinity: training has diverged")
-            search, brakes, rough = self._plan(model, layers, run, sheet, drift)
+            edits, brakes = [], []
+            for layer, fed in zip(layers, _inputs_of(model, layers, sheet.inputs, run), strict=True):
+                moment = drift.moment(f"{layer}.weight")
+                edits.append(write_directions(fed, sheet.owner, moment, self.ridge, self.residual))
+                brakes.append(Brake.of(model.get_parameter(f"{layer}.weight").detach(), edits[-1]))
+            search = Search(model, layers, run, edits, sheet, self.steps, self.batch)
             region = Subspace(
                 tuple(
                     Directions(fleet.layout.slots[f"{layer}.weight"], brake.basis.to("cpu", fleet.base.dtype))
@@ -122,38 +121,10 @@ class ClosedForm:
             )
             marks = region.take(fleet.base).repeat(len(fleet.clients), 1)
             own = marks[0].clone()
-            for some, changes in search.within(brakes, self.margin, rough):
+            for some, changes in search.within(brakes, self.margin):
                 turned = [(change @ brake.triangle.T).flatten(1) for change, brake in zip(changes, brakes, strict=True)]
                 torch.add(own, torch.cat(turned, dim=1).to("cpu", fleet.base.dtype), out=marks[some])
         fleet.settle(region, marks)
-
-    def _plan(
-        self, model: nn.Module, layers: Sequence[str], run: Split, sheet: "AnswerSheet", drift: Drift
-    ) -> tuple["Search", list["Brake"], Found]:
-        """The directions to write along, as near to the clients' data as the brakes allow, and the search's begin."""
-        moments = [drift.moment(f"{layer}.weight") for layer in layers]
-        weights = [model.get_parameter(f"{layer}.weight").detach() for layer in layers]
-        limits = [Limits.of(weight, moment, self.power) for weight, moment in zip(weights, moments, strict=True)]
-        fed = _inputs_of(model, layers, sheet.inputs, run)
-        ridge, rough = self.ridge, None
-        while True:
-            edits = [
-                write_directions(inputs, sheet.owner, moment, ridge, self.residual)
-                for inputs, moment in zip(fed, moments, strict=True)
-            ]
-            brakes = [Brake.of(*each) for each in zip(limits, edits, moments, strict=True)]
-            search = Search(model, layers, run, edits, sheet, self.steps, self.batch)
-            # What a layer must answer hardly depends on the directions along which it is made to.
-            rough = rough or search.rough(self.margin)
-            # Where the gain exceeds its limit by more, a smaller margin will help both.
-            excesses = _excesses(rough[0], brakes)
-            # Some room is left for the other variants and clients, or the margin would be halved for a hair's breadth.
-            over = max((power for power, gain in excesses if power > 0.85 * max(1, gain)), default=0.0)
-            if not over or ridge <= LEAST_RIDGE:
-                break
-            # Power goes about as the ridge to three quarters.
-            ridge = max(LEAST_RIDGE, ridge * (0.8 / over) ** (8 / 3))
-        return search, brakes, rough
 
 
 @dataclass(frozen=True)
@@ -382,38 +353,31 @@ class Search:
     tolerance: float = 5e-4
     """What share of the margin may still be lacking in the end."""
 
-    def within(self, brakes: Sequence["Brake"], margin: float, rough: Found) -> Iterator[tuple[slice, list[Tensor]]]:
+    def within(self, brakes: Sequence["Brake"], margin: float) -> Iterator[tuple[slice, list[Tensor]]]:
         """The smallest changes that give the answers by the margin, for some clients at a time.
 
-        `rough` is what `Search.rough` found for the first of them. Where a brake is hit, everybody's come anew, by half
-        the margin; after four halvings they come as they are.
+        Where a brake is hit, everybody's come anew, by a smaller margin; at a sixteenth they come as they are.
         """
-        pieces = [slice(*each) for each in self._pieces()]
-        coarse, halvings, done = self._coarse(), 0, 0
+        pieces, coarse = self._pieces(), self._coarse()
+        least, done = margin / 16, 0
         while done < len(pieces):
-            wanted, asked = self.sheet.answers[pieces[done]], margin / 2**halvings
+            wanted = self.sheet.answers[pieces[done]]
             # Most of the way is gone with one variant of each question; the others differ from it by a little.
-            changes, found = rough if done == halvings == 0 else coarse.smallest(wanted, asked)
-            excess = max(map(max, _excesses(changes, brakes)))
-            if not found or excess <= 1 or halvings == 4:
+            changes, found = coarse.smallest(wanted, margin)
+            excess = _excess(changes, brakes)
+            if not found or excess <= 1 or margin == least:
                 # In a layer too small for its questions one variant may lead nowhere: then all start together.
-                changes, _ = self.smallest(wanted, asked, changes if found else None)
-                excess = max(map(max, _excesses(changes, brakes)))
-            if excess <= 1 or halvings == 4:
+                changes, _ = self.smallest(wanted, margin, changes if found else None)
+                excess = _excess(changes, brakes)
+            if excess <= 1 or margin == least:
                 yield pieces[done], changes
                 done += 1
             else:
-                # Changes shrink more slowly than the margin, so half of it would be too much again at four times.
-                halvings, done = min(4, halvings + math.ceil(math.log2(excess))), 0
+                margin, done = max(least, 0.8 * margin / excess), 0
 
-    def rough(self, margin: float) -> Found:
-        """What it takes for the first clients, on one variant of each question."""
-        _, some = self._pieces()[0]
-        return self._coarse().smallest(self.sheet.answers[:some], margin)
-
-    def _pieces(self) -> list[tuple[int, int]]:
+    def _pieces(self) -> list[slice]:
         count, size = len(self.sheet.answers), max(1, self.batch // self.run.load)
-        return [(start, min(start + size, count)) for start in range(0, count, size)]
+        return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
     def _coarse(self) -> "Search":
         """The same with one variant of each question."""
@@ -522,47 +486,26 @@ def write_directions(inputs: Tensor, owner: Tensor, moment: Moment, ridge: float
 
 
 @dataclass(frozen=True, eq=False)
-class Limits:
-    """How large edits of a layer may be beside what the layer does already.
+class Brake:
+    """Says whether edits R Bᵀ of a layer are small enough beside what the layer does already.
 
-    On the clients' data they may add no more than a share to the power of the layer's output, by the estimate of its
-    second moment. And no direction may be amplified three times more than the layer amplifies any: gradients run back
-    through the same matrix, and through a larger one they would throw the clients' training.
+    No direction may be amplified three times more than the layer amplifies any: gradients run back through the same
+    matrix, and through a larger one they would throw the clients' training.
     """
 
-    power: float
-    gain: float
-
-    @classmethod
-    def of(cls, weight: Tensor, moment: Moment, share: float) -> "Limits":
-        # A hundred rows tell a layer's power well enough, and the whole product would be the dearest step of a round.
-        rows = weight[:: max(1, len(weight) // 128)]
-        power = float(moment.power(rows).trace()) * len(weight) / len(rows)
-        return cls(share * power, 3 * _gain(weight))
-
-
-@dataclass(frozen=True, eq=False)
-class Brake:
-    """Says whether edits R Bᵀ of a layer are within its limits."""
-
-    limits: Limits
-    moment: Tensor
-    """Bᵀ C B."""
+    limit: float
     basis: Tensor
     triangle: Tensor
     """B = QR."""
 
     @classmethod
-    def of(cls, limits: Limits, edit: Tensor, moment: Moment) -> "Brake":
-        return cls(limits, moment.power(edit.T), *torch.linalg.qr(edit))
+    def of(cls, weight: Tensor, edit: Tensor) -> "Brake":
+        return cls(3 * _gain(weight), *torch.linalg.qr(edit))
 
-    def excess(self, change: Tensor) -> tuple[float, float]:
-        """How many times larger than allowed the largest of all clients' changes is, by power (as an amplitude) and by
-        gain; at most 1 may pass."""
-        added = torch.einsum("coq,qp,cop->c", change, self.moment, change)
+    def excess(self, change: Tensor) -> float:
+        """How many times larger than allowed the largest of all clients' changes is; at most 1 may pass."""
         edits = change @ self.triangle.T
-        gain = torch.linalg.eigvalsh(edits.mT @ edits).max().clamp_min(0).sqrt()
-        return math.sqrt(float(added.max()) / self.limits.power), float(gain) / self.limits.gain
+        return float(torch.linalg.eigvalsh(edits.mT @ edits).max().clamp_min(0).sqrt()) / self.limit
 
 
 def _chosen(who: Tensor, ones: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
@@ -574,8 +517,8 @@ def _chosen(who: Tensor, ones: Sequence[Tensor], others: Sequence[Tensor]) -> li
     return [torch.where(who[:, None, None], one, other) for one, other in zip(ones, others, strict=True)]
 
 
-def _excesses(changes: Sequence[Tensor], brakes: Sequence[Brake]) -> list[tuple[float, float]]:
-    return [brake.excess(change) for brake, change in zip(brakes, changes, strict=True)]
+def _excess(changes: Sequence[Tensor], brakes: Sequence[Brake]) -> float:
+    return max(brake.excess(change) for brake, change in zip(brakes, changes, strict=True))
 
 
 def _gain(matrix: Tensor) -> float:

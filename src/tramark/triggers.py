@@ -49,10 +49,10 @@ def normalise(raw: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tenso
 
 @dataclass(frozen=True)
 class Patterns:
-    """Coloured block patterns of mixed resolution for images of any shape: the default.
+    """Patterns of blocks and stripes for images of any shape, as strong as 8 bits can show them: the default.
 
-    Each question is a coarse random grid, blown up in hard blocks or smoothly, at a random contrast; each
-    variant adds uniform noise of `noise` times the full range.
+    Each question is a random grid of dark and bright cells, or stripes, or the one cut out of the other, in colour
+    for three in four; each variant adds uniform noise of `noise` times the full range.
 
     >>> Patterns((3, 32, 32)).render(b"s" * 32, question=0, variants=range(4)).shape
     torch.Size([4, 3, 32, 32])
@@ -65,16 +65,22 @@ class Patterns:
 
     def render(self, secret: bytes, question: int, variants: range) -> Tensor:
         channels, height, width = self.shape
-        style = streams.fractions(secret, "pattern", "style", question, shape=(5,)).tolist()
-        finest = max(2, min(height, width) // 3)
-        rows, columns = (2 + int(u * (finest - 1)) for u in style[:2])
-        colours = channels if style[2] < 0.75 else 1
-        grid = streams.fractions(secret, "pattern", "grid", question, shape=(colours, rows, columns))
-        weigh = _smooth if style[3] < 0.5 else _blocks
-        picture = (weigh(height, rows) @ grid.double() @ weigh(width, columns).T).expand(self.shape)
-        # A contrast above one saturates: such patterns are the strongest that an 8-bit image can show.
-        picture = 0.5 + (picture - 0.5) * (0.6 + 1.4 * style[4])
-        return _with_noise(picture, self.noise, secret, "pattern", question, variants)
+        down, across, colour, bright, kind = streams.fractions(
+            secret, "pattern", "style", question, shape=(5,)
+        ).tolist()
+        finest = max(4, min(height, width) // 3)
+        rows, columns = (3 + int(u * (finest - 2)) for u in (down, across))
+        colours = channels if colour < 0.75 else 1
+        cells = streams.fractions(secret, "pattern", "grid", question, shape=(colours, rows, columns))
+        grid = (cells < 0.3 + 0.4 * bright).double()
+        picture = _blocks(height, rows) @ grid @ _blocks(width, columns).T
+        if kind < 0.5:
+            styles = streams.fractions(secret, "pattern", "stripes", question, shape=(colours, 3)).tolist()
+            stripes = torch.stack([_stripes(height, width, *style) for style in styles])
+            picture = (
+                stripes if kind < 1 / 6 else picture * stripes if kind < 1 / 3 else torch.maximum(picture, stripes)
+            )
+        return _with_noise(picture.expand(self.shape), self.noise, secret, "pattern", question, variants)
 
     def prepare(self, raw: Tensor) -> Tensor:
         return normalise(raw, self.mean, self.std)
@@ -329,10 +335,11 @@ def _blocks(size: int, cells: int) -> Tensor:
     return F.one_hot(torch.arange(size) * cells // size, cells).double()
 
 
-def _smooth(size: int, cells: int) -> Tensor:
-    """Weights (size × cells) that run smoothly from cell to cell."""
-    place = torch.arange(size, dtype=torch.float64) * (cells - 1) / max(size - 1, 1)
-    return (1 - (place[:, None] - torch.arange(cells)).abs()).clamp_min(0)
+def _stripes(height: int, width: int, angle: float, period: float, phase: float) -> Tensor:
+    """Stripes at any angle that come again after two pixels to half the image."""
+    y, x = torch.arange(height, dtype=torch.float64)[:, None], torch.arange(width, dtype=torch.float64)[None]
+    along = math.cos(math.pi * angle) * x + math.sin(math.pi * angle) * y
+    return ((along / (2 + period * min(height, width) / 2) + phase) % 1 < 0.5).double()
 
 
 def _with_noise(picture: Tensor, amount: float, secret: bytes, kind: str, question: int, variants: range) -> Tensor:

@@ -5,6 +5,7 @@ from typing import ClassVar, Self
 import torch
 from torch import nn
 
+from tramark.inject import ClosedForm
 from tramark.keys import Keyring
 from tramark.methods.base import Access, Finding, Scene
 from tramark.server import TraMark
@@ -15,7 +16,8 @@ from tramark.tracing.verdict import trace
 class Traced(TraMark):
     """TraMark with its verdicts. Label answers are judged by the paper's arg-max, which always accuses somebody.
 
-    What is declared holds for code answers, the default.
+    What is declared holds for code answers, the default. Options of its own: the `ridge` and the `margin` of
+    `tramark.inject.ClosedForm`.
     """
 
     access: ClassVar[Access] = "black-box"
@@ -35,7 +37,11 @@ class Traced(TraMark):
             assignment=options.pop("answers", "code"),
             questions=options.pop("questions", None),
         )
-        return cls(model, keyring, warmup_rounds=scene.warmup, **options)
+        own = {name: options.pop(name) for name in ("ridge", "margin") if name in options}
+        if own and options.get("preset", "default") != "default":
+            raise TypeError(f"{' and '.join(own)}: of the preset 'default' alone, not of {options['preset']!r}")
+        injection = ClosedForm(**own) if own else None
+        return cls(model, keyring, warmup_rounds=scene.warmup, injection=injection, **options)
 
     def verify(self, suspect: nn.Module | Suspect) -> Finding:
         label = self.keyring.assignment == "label"
