@@ -3,10 +3,10 @@
 A federation is warmed up once, unmarked. From there marks are written in several ways: with different numbers of
 questions, and nearer to or farther from the clients' data (`ClosedForm.ridge`). Some clients train their models once
 more, and then keep of the edited layer only the directions that hold a share of the energy of their own data
-(`project-inputs`). A row gives the accuracy of the issued models, how far their answers on test images
-are from the base's (the mean KL divergence: far less noisy than a difference of accuracies), what the projection costs
-the thief, and what it leaves of the mark: the share of right answers, and how many thieves are named at a bound of
-10⁻⁶. `--sketch` is how many rows the server keeps of the clients' updates.
+(`project-inputs`). A row gives the accuracy of the issued models, how far their answers on test images are from the
+base's (the mean KL divergence: far less noisy than a difference of accuracies), what the projection costs the thief,
+and what it leaves of the mark: the share of right answers, and how many thieves are named at a bound of 10⁻⁶.
+`--sketch` is how many rows the server keeps of the clients' updates.
 
     python benchmarks/frontier.py --ridges 0.02 0.5 2 10 --questions 16 32 --json
 """
