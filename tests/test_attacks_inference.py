@@ -300,6 +300,7 @@ def test_noise_on_tables_and_text() -> None:
         (lambda: DifferenceDirections(directions=0), "at least one"),
         (lambda: ProjectInputs(energy=1.5), "between 0 and 1"),
         (lambda: ProjectInputs(layer="fc1", every=True), "not both"),
+        (lambda: ProjectInputs(outputs=2.0), "between 0 and 1"),
         (lambda: QuietWeights(criterion="loud"), "use quiet, large or ratio"),  # type: ignore[arg-type]
         (lambda: QuietWeights(action="average"), "use one of zero, redraw, finetune"),  # type: ignore[arg-type]
         (lambda: AntiPatterns(target="x"), "use uniform or random"),  # type: ignore[arg-type]
@@ -597,6 +598,25 @@ def test_projecting_takes_the_mark_off(marked: Fleets) -> None:
     made = ProjectInputs(0.99)(model, marked.loot)
     assert marked.confidence(made) < marked.confidence(model) - 0.3
     assert marked.accuracy(made) > marked.accuracy(model) - 0.05
+
+
+def test_projecting_can_spare_the_outputs_at_which_the_thiefs_data_pulls(marked: Fleets) -> None:
+    model = marked.models("a")[0]
+    layer = editable_layers(model)[0]
+    old = model.get_parameter(f"{layer}.weight").detach()
+    taken = [
+        old - ProjectInputs(0.9, outputs=share)(model, marked.loot).get_parameter(f"{layer}.weight").detach()
+        for share in (0.0, 0.5, 0.999)
+    ]
+    assert taken[0].norm() > taken[1].norm() > taken[2].norm() > 0
+    outputs: list[Tensor] = []
+    handle = model.get_submodule(layer).register_forward_hook(lambda _, args, output: outputs.append(output))
+    inputs, labels = marked.loot.prepare(marked.loot.inputs), marked.loot.labels
+    loss = torch.nn.functional.cross_entropy(model(inputs), labels)
+    handle.remove()
+    pull = torch.autograd.grad(loss, outputs)[0]
+    felt = [float((pull @ change).norm() / pull.norm() / change.norm()) for change in taken]
+    assert felt[0] > felt[1] > felt[2]
 
 
 def test_with_fewer_samples_than_inputs_projecting_is_the_same(trained: list[nn.Module], digits: Dataset) -> None:

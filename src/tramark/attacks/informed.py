@@ -4,9 +4,11 @@ He knows that marks are written where clients' data is not: in directions that t
 hardly take, or in weights that training hardly moves. So he takes away what his own data has no use for.
 
 `ProjectInputs`: with U the principal directions that hold a share of the energy of the layer's inputs on his data,
-W ← W U Uᵀ. `RetrainLayer` starts that layer anew. `QuietWeights` looks for single weights that his data's gradients do
-not touch, or that are too large for what they do. `AntiPatterns` trains the model to have no opinion on odd inputs of
-his own making. `PruneAndTune` zeroes the smallest weights, which is where the paper puts marks, and trains the others.
+W ← W U Uᵀ; and, since marks also keep to outputs at which the data hardly pulls, only there, if he likes.
+`RetrainLayer` starts that layer anew. `QuietWeights` looks for single weights that his data's gradients do not touch,
+or that are too large for what they do. `AntiPatterns` trains the model to have no opinion on odd inputs of his own
+making.
+`PruneAndTune` zeroes the smallest weights, which is where the paper puts marks, and trains the others.
 """
 
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ from tramark.attacks.difference import (
     check_energy,
     check_treatment,
     foremost,
+    leading,
     principal_inputs,
     spoil,
     tune,
@@ -39,6 +42,8 @@ class ProjectInputs:
     Parameters
     ----------
     energy : the share of the inputs' energy that the directions kept must hold: 0.99, 0.999 or 0.9999.
+    outputs : the share of the energy of the gradients at the layer's outputs, on his data, whose directions are left
+        alone: what is taken off must lie outside the data in both ways, so that `energy` can be less for the same loss.
     layer : which linear layer; by default the one that marks are written into.
     every : all linear layers instead, one after another.
     """
@@ -46,9 +51,12 @@ class ProjectInputs:
     energy: float = 0.999
     layer: str | None = None
     every: bool = False
+    outputs: float = 0.0
 
     def __post_init__(self) -> None:
         check_energy(self.energy)
+        if self.outputs:
+            check_energy(self.outputs)
         if self.every and self.layer is not None:
             raise ValueError(f"either every layer or {self.layer!r}: not both")
 
@@ -60,7 +68,12 @@ class ProjectInputs:
         for name in names:
             weight = model.get_parameter(f"{name}.weight").detach()
             kept = principal_inputs(model, name, loot, self.energy)
-            weight.copy_(weight.cpu().double() @ kept @ kept.T)
+            old = weight.cpu().double()
+            taken = old - old @ kept @ kept.T
+            if self.outputs:
+                spared = leading(_gradient_moment(model, name, loot), self.outputs)
+                taken -= spared @ (spared.T @ taken)
+            weight.copy_(old - taken)
         return model
 
 
@@ -232,6 +245,24 @@ def _layer(model: nn.Module, wanted: str | None) -> str:
     if wanted not in known:
         raise ValueError(f"no linear layer {wanted!r}; this model has {', '.join(known)}")
     return wanted
+
+
+def _gradient_moment(model: nn.Module, layer: str, loot: Loot, *, batch: int = 256) -> Tensor:
+    """The second moment of the gradients at a layer's outputs on the thief's data (out × out), up to scale."""
+    outputs: list[Tensor] = []
+    out, device = len(model.get_parameter(f"{layer}.weight")), next(model.parameters()).device
+    moment = torch.zeros(out, out, dtype=torch.float64)
+    handle = model.get_submodule(layer).register_forward_hook(lambda _, args, output: outputs.append(output))
+    try:
+        for raw, labels in zip(loot.inputs.split(batch), loot.labels.split(batch), strict=True):
+            loss = F.cross_entropy(model(loot.prepare(raw).to(device)), labels.to(device), reduction="sum")
+            for pull in torch.autograd.grad(loss, outputs):
+                rows = pull.flatten(0, -2).cpu().double()
+                moment += rows.T @ rows
+            outputs.clear()
+    finally:
+        handle.remove()
+    return moment
 
 
 def _rms(tensor: Tensor) -> Tensor:
