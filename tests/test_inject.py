@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tramark import Keyring, TraMark, inject
-from tramark.drift import DenseMoment, Drift, SketchedMoment
+from tramark.drift import DenseMoment, Drift, Pull, SketchedMoment
 from tramark.fleet import Fleet
 from tramark.inject import ClosedForm, GradientSteps, LateSteps, WholeSteps, tell_apart, write_directions
 from tramark.models.vit import VisionTransformer
@@ -292,6 +292,66 @@ def test_drift_reveals_which_inputs_a_layer_sees(sketch: int, inputs: int) -> No
     cost = [float((v.T @ moment.solve(v, 0.02)).squeeze()) for v in (inside, outside)]
     assert cost[0] < 5, "a direction that the data uses is expensive to write along"
     assert cost[1] == pytest.approx(50, rel=0.05), "one that it does not use costs only the ridge"
+
+
+@pytest.mark.parametrize("columns", [16, 256])
+def test_drift_reveals_at_which_outputs_the_data_pulls(columns: int) -> None:
+    """With some of the columns of each update, and with all of them."""
+    generator = torch.Generator().manual_seed(0)
+    layout = Layout.of(nn.Sequential(nn.Linear(60, 30)))
+    drift = Drift(layout, ("0.weight",), columns=columns)
+    pulled = torch.linalg.qr(torch.randn(30, 3, generator=generator)).Q
+    for _ in range(2):
+        for _ in range(8):
+            update = torch.randn(64, 3, generator=generator) @ pulled.T
+            drift.observe({"0.weight": update.T @ torch.randn(64, 60, generator=generator)})
+        drift.settle()
+    pull = drift.pull("0.weight")
+    assert pull.energies[3:].max() < 1e-3
+    assert float(pull.energies.sum()) == pytest.approx(30, rel=0.3)
+    free = torch.randn(30, 5, generator=generator)
+    free -= pulled @ (pulled.T @ free)
+    torch.testing.assert_close(pull.solve(free), free, atol=1e-4, rtol=1e-4)
+    assert pull.solve(pulled).norm() < 0.3 * pulled.norm()
+    resumed = Drift(layout, ("0.weight",), columns=columns).load_state_dict(drift.state_dict())
+    assert torch.equal(resumed.pull("0.weight").energies, pull.energies)
+    with pytest.raises(ValueError, match=r"the drift of 0\.weight is kept as"):
+        Drift(layout, ("0.weight",), columns=8).load_state_dict(drift.state_dict())
+
+
+def test_a_pull_is_its_matrix() -> None:
+    generator = torch.Generator().manual_seed(0)
+    directions = torch.linalg.qr(torch.randn(12, 3, generator=generator)).Q
+    pull = Pull(directions, torch.tensor([5.0, 2.0, 1.0]), ridge=0.5)
+    matrix = directions @ pull.energies.diag() @ directions.T + 0.5 * torch.eye(12)
+    right = torch.randn(2, 12, 4, generator=generator)
+    torch.testing.assert_close(pull.root(pull.root(right)), matrix @ right, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(matrix @ pull.solve(right), 0.5 * right, atol=1e-5, rtol=1e-4)
+
+
+def test_marks_keep_away_from_outputs_at_which_the_data_pulls() -> None:
+    """They still answer, and most of what lay along those outputs has gone elsewhere."""
+    pulled = torch.linalg.qr(torch.randn(96, 8, generator=torch.Generator().manual_seed(0))).Q
+
+    def along(*, known: bool) -> float:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 10))
+        # Gradients at the outputs of a hidden layer lie where the layers behind it look.
+        model[3].weight.data = torch.cat([pulled @ pulled.T @ row[:, None] for row in model[3].weight.data], 1).T
+        server = TraMark(model, ring(questions=8), warmup_rounds=1, injection=ClosedForm(margin=2))
+        if known:
+            server.drift.load_state_dict(
+                {"pull.1.weight": (12**0.5 * pulled @ pulled.T)[:64], "rounds": torch.tensor(1)}
+            )
+        server.mark()
+        assert all(confidence(server, client) == 1 for client in CLIENTS)
+        region = server.fleet.region
+        assert isinstance(region, Subspace)
+        part = region.parts[0]
+        edits = server.fleet.marks.view(4, *part.shape) - part.matrix(server.fleet.base) @ part.basis
+        return float((pulled.T @ edits).norm())
+
+    assert along(known=True) < 0.5 * along(known=False)
 
 
 def test_a_layer_too_small_to_bear_the_margin_gets_a_smaller_one() -> None:

@@ -5,8 +5,13 @@ data. So Σ ΔWᵀΔW tells in which directions those inputs lie: up to scale, i
 the server could not know otherwise. It is estimated as updates stream by, one round averaged into the next with weight
 ½. It is kept as a sketch A of some hundred rows with C ≈ AᵀA, which costs little more than reading the updates, or as
 the matrix itself in layers with no more inputs than that.
+
+By the same token Σ ΔWΔWᵀ tells in which directions the gradients at the layer's output lie, G: which of its changes the
+task feels, and which gradients would run back through them. Few directions hold most of it, so a sketch of some of the
+updates' columns is enough.
 """
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -60,6 +65,28 @@ class SketchedMoment:
         return gram
 
 
+@dataclass(frozen=True, eq=False)
+class Pull:
+    """An estimate of G + ridge·I = U diag(energies) Uᵀ + ridge·I, with trace G = out, by its foremost directions U."""
+
+    directions: Tensor
+    energies: Tensor
+    ridge: float
+
+    def solve(self, right: Tensor) -> Tensor:
+        """(G + ridge·I)⁻¹ right · ridge, for a … × out × N tensor."""
+        return right - self._along(right, self.energies / (self.energies + self.ridge))
+
+    def root(self, right: Tensor) -> Tensor:
+        """(G + ridge·I)^½ right."""
+        plain = math.sqrt(self.ridge)
+        return plain * right + self._along(right, (self.energies + self.ridge).sqrt() - plain)
+
+    def _along(self, right: Tensor, weights: Tensor) -> Tensor:
+        along: Tensor = (self.directions * weights) @ (self.directions.T @ right)
+        return along
+
+
 class Drift:
     """A streaming estimate of which inputs some layers see, from the clients' updates alone.
 
@@ -69,6 +96,7 @@ class Drift:
     layers : names of the layers' weight tensors.
     device : where the matrices live.
     sketch : rows of the sketch; layers with no more inputs than that keep a matrix.
+    columns : of the updates, all clients' together, that are kept a round to see how the data pulls at the outputs.
     """
 
     def __init__(
@@ -78,12 +106,15 @@ class Drift:
         *,
         device: torch.device | str = "cpu",
         sketch: int = 1024,
+        columns: int = 256,
     ) -> None:
         self.slots: dict[str, Slot] = {layer: layout.slots[layer] for layer in layers}
         self.device = torch.device(device)
         self.sketch = sketch
+        self.columns = columns
         self.rounds = 0
         self._seen = 0
+        # By "moment." or "pull." and the layer's name.
         self._average: dict[str, Tensor] = {}
         self._sum: dict[str, Tensor] = {}
 
@@ -96,34 +127,43 @@ class Drift:
         """Fold in one client's updates of the layers."""
         for number, (layer, update) in enumerate((layer, updates[layer]) for layer in self.slots):
             update = update.view(len(update), -1).to(self.device, torch.float32)
-            if layer not in self._sum:
-                self._sum[layer] = torch.zeros(self.sketch, update.shape[1], device=self.device)
-            # The rows of all updates go round and round the sketch's, each with a random sign: its square is that of
-            # the updates in expectation, and exactly so while there are no more of them than rows.
-            signs = self._signs(len(update), hash((self.rounds, self._seen, number)) & (2**62 - 1))
-            start = (self._seen * len(update)) % self.sketch
-            for cut in range(-start, len(update), self.sketch):
-                some = slice(max(cut, 0), cut + self.sketch)
-                rows = slice(some.start - cut, some.start - cut + len(update[some]))
-                self._sum[layer][rows].addcmul_(update[some], signs[some, None])
+            self._fold(f"moment.{layer}", update, self.sketch, start=self._seen * len(update), seed=2 * number)
+            # Another block of columns for each client.
+            width = min(self.columns, update.shape[1])
+            first = width * ((self.rounds + self._seen) % -(-update.shape[1] // width))
+            self._fold(f"pull.{layer}", update[:, first : first + width].T, width, seed=2 * number + 1)
         self._seen += 1
+
+    def _fold(self, name: str, rows: Tensor, count: int, *, start: int = 0, seed: int) -> None:
+        """Add rows into a sketch of so many.
+
+        They go round and round it, each with a random sign: its square is that of the rows in expectation, and exactly
+        so while there are no more of them than it has.
+        """
+        if name not in self._sum:
+            self._sum[name] = torch.zeros(count, rows.shape[1], device=self.device)
+        signs = self._signs(len(rows), hash((self.rounds, self._seen, seed)) & (2**62 - 1))
+        for cut in range(-(start % count), len(rows), count):
+            some = slice(max(cut, 0), cut + count)
+            into = slice(some.start - cut, some.start - cut + len(rows[some]))
+            self._sum[name][into].addcmul_(rows[some], signs[some, None])
 
     def settle(self) -> None:
         """End a round: average what was seen in it into the estimate."""
-        for layer, total in self._sum.items():
-            inputs, energy = total.shape[1], total.square().sum()
+        for name, total in self._sum.items():
+            width, energy = total.shape[1], total.square().sum()
             if energy <= 0:
                 continue
-            # A sketch is a square root of C, and so are its scale and its averaging weight. A random sign per row
-            # keeps the old rows and the new ones from adding up coherently.
-            fresh = total * (inputs / energy).sqrt()
-            old = self._average.get(layer)
-            if inputs <= self.sketch:
+            # A sketch is a square root of what it stands for, and so are its scale and its averaging weight. A random
+            # sign per row keeps the old rows and the new ones from adding up coherently.
+            fresh = total * (width / energy).sqrt()
+            old = self._average.get(name)
+            if name.startswith("moment.") and width <= self.sketch:
                 fresh = fresh.T @ fresh
                 fresh = fresh if old is None else (old + fresh) / 2
             elif old is not None:
                 fresh = (old * self._signs(len(old), self.rounds)[:, None] + fresh) / 2**0.5
-            self._average[layer] = fresh
+            self._average[name] = fresh
         self.forget()
         self.rounds += 1
 
@@ -133,31 +173,40 @@ class Drift:
         self._seen = 0
 
     def moment(self, layer: str) -> Moment:
-        """The estimate for a layer; before any update has been seen, all directions count alike."""
+        """The estimate of C for a layer; before any update has been seen, all directions count alike."""
         inputs = self.slots[layer].shape[1:].numel()
-        if layer not in self._average:
+        kept = self._average.get(f"moment.{layer}")
+        if kept is None:
             return DenseMoment(torch.eye(inputs, device=self.device))
-        if inputs <= self.sketch:
-            return DenseMoment(self._average[layer])
-        return SketchedMoment(self._average[layer])
+        return DenseMoment(kept) if inputs <= self.sketch else SketchedMoment(kept)
+
+    def pull(self, layer: str, *, rank: int = 32, ridge: float = 1.0) -> Pull:
+        """The estimate of G for a layer; before any update has been seen, all directions count alike."""
+        rows = self._average.get(f"pull.{layer}")
+        if rows is None:
+            rows = torch.zeros(1, self.slots[layer].shape[0], device=self.device)
+        # A few steps of subspace iteration find the directions that matter: they stand out.
+        generator = torch.Generator().manual_seed(0)
+        basis = torch.randn(rows.shape[1], min(rank, *rows.shape), generator=generator).to(self.device)
+        for _ in range(3):
+            basis = torch.linalg.qr(rows.T @ (rows @ basis)).Q
+        _, values, turn = torch.linalg.svd(rows @ basis, full_matrices=False)
+        return Pull(basis @ turn.T, values.square(), ridge)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The settled estimate (between rounds there is nothing else)."""
-        state = {f"moment.{layer}": tensor for layer, tensor in self._average.items()}
-        return state | {"rounds": torch.tensor(self.rounds)}
+        """The settled estimates (between rounds there is nothing else)."""
+        return self._average | {"rounds": torch.tensor(self.rounds)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> Self:
         for layer, slot in self.slots.items():
-            inputs = slot.shape[1:].numel()
-            kept, wanted = state.get(f"moment.{layer}"), (min(inputs, self.sketch), inputs)
-            if kept is not None and tuple(kept.shape) != wanted:
-                raise ValueError(f"the drift of {layer} is kept as {tuple(kept.shape)} numbers instead of {wanted}")
+            out, inputs = slot.shape[0], slot.shape[1:].numel()
+            shapes = {"moment": (min(inputs, self.sketch), inputs), "pull": (min(inputs, self.columns), out)}
+            for kind, wanted in shapes.items():
+                kept = state.get(f"{kind}.{layer}")
+                if kept is not None and tuple(kept.shape) != wanted:
+                    raise ValueError(f"the drift of {layer} is kept as {tuple(kept.shape)} numbers instead of {wanted}")
         self.rounds = int(state["rounds"])
-        self._average = {
-            name.removeprefix("moment."): tensor.to(self.device)
-            for name, tensor in state.items()
-            if name.startswith("moment.")
-        }
+        self._average = {name: tensor.to(self.device) for name, tensor in state.items() if name != "rounds"}
         return self
 
     def _signs(self, count: int, seed: int) -> Tensor:

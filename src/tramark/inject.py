@@ -9,8 +9,9 @@ of the layer's inputs on the clients' data, as their updates reveal it. The edit
 
 is the one that changes the layer's answer to question q by column q of R_i while changing its answers on the clients'
 data least. B is the same for everybody. R_i (out × m) is the smallest change that gives client i's answers by a
-margin, found by a short search through the layers behind. The directions of B span the region; the inverse is never
-formed.
+margin, found by a short search through the layers behind. What is small is judged on this side, too, by the clients'
+data: a change counts by how hard their gradients pull at the layer's outputs in its direction. So the task hardly feels
+an edit, and hardly any gradient runs back through it. The directions of B span the region; no inverse is ever formed.
 
 Everything runs in evaluation mode: neither dropout nor the questions' batch statistics reach the model.
 """
@@ -25,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tramark.drift import Drift, Moment
+from tramark.drift import Drift, Moment, Pull
 from tramark.fleet import Fleet
 from tramark.keys import Keyring
 from tramark.region import Directions, Places, Subspace, editable_layers, smallest_weights
@@ -36,6 +37,9 @@ State = dict[str, Tensor]
 
 COLUMNS = 1024
 """At most so many columns, if there are fewer variants: an N × N matrix is decomposed each round."""
+
+BRAKE = 1.0
+"""An edit may carry back at most this share of the gradient that its layer does, each in its strongest direction."""
 
 
 Found = tuple[list[Tensor], bool]
@@ -107,12 +111,13 @@ class ClosedForm:
             run = split(model, layers[0], sheet.inputs)
             if not torch.isfinite(run.layer_inputs).all():
                 raise ValueError("the base model answers its questions with NaN or infinity: training has diverged")
-            edits, brakes = [], []
+            edits, brakes, pulls = [], [], []
             for layer, fed in zip(layers, _inputs_of(model, layers, sheet.inputs, run), strict=True):
                 moment = drift.moment(f"{layer}.weight")
                 edits.append(write_directions(fed, sheet.owner, moment, self.ridge, self.residual))
-                brakes.append(Brake.of(model.get_parameter(f"{layer}.weight").detach(), edits[-1]))
-            search = Search(model, layers, run, edits, sheet, self.steps, self.batch)
+                pulls.append(drift.pull(f"{layer}.weight"))
+                brakes.append(Brake.of(model.get_parameter(f"{layer}.weight").detach(), edits[-1], pulls[-1]))
+            search = Search(model, layers, run, edits, pulls, sheet, self.steps, self.batch)
             region = Subspace(
                 tuple(
                     Directions(fleet.layout.slots[f"{layer}.weight"], brake.basis.to("cpu", fleet.base.dtype))
@@ -345,6 +350,8 @@ class Search:
     """The answer sheet's run through the model, split at the first layer."""
     edits: Sequence[Tensor]
     """Each layer's directions B."""
+    pulls: Sequence[Pull]
+    """How the clients' data pulls at each layer's outputs: changes are small where it pulls hard."""
     sheet: "AnswerSheet"
     steps: int
     """At most so many."""
@@ -422,11 +429,11 @@ class Search:
             # Where a step made things worse, the margin bends or another question interfered: go on more slowly.
             pace = torch.where(missing > before, 0.5 * pace, (1.2 * pace).clamp_max(1))
             before = missing
-            slope = torch.stack([g.square().sum(1) for g in steepest]).sum(0)
+            ways = [pull.solve(gradient) for pull, gradient in zip(self.pulls, steepest, strict=True)]
+            slope = torch.stack([(g * way).sum(1) for g, way in zip(steepest, ways, strict=True)]).sum(0)
             length = pace * missing / slope.clamp_min(1e-12)
             moved = [
-                torch.addcmul(change, gradient, length[:, None], value=-1)
-                for change, gradient in zip(changes, steepest, strict=True)
+                torch.addcmul(change, way, length[:, None], value=-1) for change, way in zip(changes, ways, strict=True)
             ]
             # Where it went far astray, it begins again from the best so far, more slowly still.
             astray = missing.sum(1) > 2 * least
@@ -489,22 +496,25 @@ def write_directions(inputs: Tensor, owner: Tensor, moment: Moment, ridge: float
 class Brake:
     """Says whether edits R Bᵀ of a layer are small enough beside what the layer does already.
 
-    No direction may be amplified three times more than the layer amplifies any: gradients run back through the same
-    matrix, and through a larger one they would throw the clients' training.
+    The clients' gradients run back through the edited layer into those before it, and what comes through the edit is
+    noise to them. So its largest singular value is compared with the layer's own, both weighed by how the gradients
+    pull at the layer's outputs.
     """
 
     limit: float
     basis: Tensor
     triangle: Tensor
     """B = QR."""
+    pull: Pull
 
     @classmethod
-    def of(cls, weight: Tensor, edit: Tensor) -> "Brake":
-        return cls(3 * _gain(weight), *torch.linalg.qr(edit))
+    def of(cls, weight: Tensor, edit: Tensor, pull: Pull) -> "Brake":
+        basis, triangle = torch.linalg.qr(edit)
+        return cls(BRAKE * _gain(pull.root(weight)), basis, triangle, pull)
 
     def excess(self, change: Tensor) -> float:
         """How many times larger than allowed the largest of all clients' changes is; at most 1 may pass."""
-        edits = change @ self.triangle.T
+        edits = self.pull.root(change @ self.triangle.T)
         return float(torch.linalg.eigvalsh(edits.mT @ edits).max().clamp_min(0).sqrt()) / self.limit
 
 
