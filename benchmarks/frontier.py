@@ -1,14 +1,17 @@
 """What it costs a thief who knows the method to scrub a mark off, and what it costs the task to make that hard.
 
 A federation is warmed up once, unmarked. From there marks are written in several ways: with different numbers of
-questions, and nearer to or farther from the clients' data (`ClosedForm.ridge`). Some clients train their models once
-more, and then keep of the edited layer only the directions that hold a share of the energy of their own data
-(`project-inputs`). A row gives the accuracy of the issued models, how far their answers on test images are from the
-base's (the mean KL divergence: far less noisy than a difference of accuracies), what the projection costs the thief,
-and what it leaves of the mark: the share of right answers, and how many thieves are named at a bound of 10⁻⁶.
-`--sketch` is how many rows the server keeps of the clients' updates.
+questions, nearer to or farther from the clients' data (`ClosedForm.ridge`), and with more or less regard to the outputs
+at which its gradients pull (`ClosedForm.pull_ridge`). Some clients train their models once more, and then keep of the
+edited layer only the directions that hold a share of the energy of their own data (`project-inputs`); `0.95/0.9` means
+95 % of the inputs' energy, but nothing is taken off the outputs that hold 90 % of the gradients'. A row gives the
+accuracy of the issued models, how far their answers on test images are from the base's (the mean KL divergence: far
+less noisy than a difference of accuracies), how much of a gradient runs back through the marks on clients' data and how
+much of the layer's output is theirs (each beside the unmarked layer's), what the projection costs the thief, and what
+it leaves of the mark: the share of right answers, and how many thieves are named at a bound of 10⁻⁶. `--sketch` is how
+many rows the server keeps of the clients' updates.
 
-    python benchmarks/frontier.py --ridges 0.02 0.5 2 10 --questions 16 32 --json
+    python benchmarks/frontier.py --ridges 0.02 0.5 2 10 --questions 16 32 --scrubs 0.99 0.95/0.9 --json
 """
 
 import argparse
@@ -20,7 +23,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tramark import Keyring
@@ -57,6 +60,21 @@ class Study:
             total += float(F.kl_div(ours, theirs, reduction="sum", log_target=True))
         return total / self.samples
 
+    def share(self, model: nn.Module, number: int) -> tuple[float, float]:
+        """The mark's part in the gradient that leaves its layer for those before it, and in the layer's output."""
+        base, data = self.warm.base_model(), self.simulation.dataset
+        [name] = ClosedForm().layers(model)
+        own = base.get_parameter(f"{name}.weight").detach()
+        edit = model.get_parameter(f"{name}.weight").detach() - own
+        some = self.simulation.parts[number][:512]
+        seen: list[tuple[Tensor, Tensor]] = []
+        hook = model.get_submodule(name).register_forward_hook(lambda _, fed, out: seen.append((fed[0].detach(), out)))
+        loss = F.cross_entropy(model(data.prepare(data.train_inputs[some])), data.train_labels[some])
+        hook.remove()
+        [(fed, out)] = seen
+        [pull] = torch.autograd.grad(loss, out)
+        return _ratio(pull @ edit, pull @ own), _ratio(fed @ edit.T, fed @ own.T)
+
     def marked(self, questions: int, injection: ClosedForm) -> Traced:
         old = self.warm.keyring
         keyring = Keyring.generate(
@@ -68,17 +86,19 @@ class Study:
         server.mark()
         return server
 
-    def rows(self, questions: int, ridge: float, margin: float, energies: Sequence[float]) -> list[Any]:
-        server = self.marked(questions, ClosedForm(ridge=ridge, margin=margin))
+    def rows(self, questions: int, injection: ClosedForm, scrubs: Sequence[ProjectInputs]) -> list[Any]:
+        server = self.marked(questions, injection)
         issued = [server.client_model(client) for client in self.clients]
         trained = [self._trained(model, number) for number, model in enumerate(issued)]
-        common: dict[str, Any] = {"questions": questions, "ridge": ridge, "margin": margin}
-        common |= {"ma_issued": _mean(map(self.accuracy, issued)), "kl_issued": _mean(map(self.divergence, issued))}
-        rows = [{**common, "energy": None, **self._left(server, trained)}]
-        for energy in energies:
-            scrub = ProjectInputs(energy)
+        common: dict[str, Any] = {"questions": questions, "ridge": injection.ridge, "pull_ridge": injection.pull_ridge}
+        common |= {"margin": injection.margin, "ma_issued": _mean(map(self.accuracy, issued))}
+        common["kl_issued"] = _mean(map(self.divergence, issued))
+        shares = [self.share(model, number) for number, model in enumerate(issued)]
+        common |= {"back": _mean(back for back, _ in shares), "output": _mean(output for _, output in shares)}
+        rows = [{**common, "scrub": None, **self._left(server, trained)}]
+        for scrub in scrubs:
             scrubbed = [scrub(model, self._loot(number)) for number, model in enumerate(trained)]
-            rows.append({**common, "energy": energy, **self._left(server, scrubbed)})
+            rows.append({**common, "scrub": [scrub.energy, scrub.outputs], **self._left(server, scrubbed)})
         return rows
 
     def _left(self, server: Traced, models: Sequence[nn.Module]) -> dict[str, Any]:
@@ -100,6 +120,15 @@ class Study:
         return model.eval()
 
 
+def _ratio(ones: Tensor, others: Tensor) -> float:
+    return float(ones.square().sum() / others.square().sum())
+
+
+def _scrub(text: str) -> ProjectInputs:
+    energy, _, outputs = text.partition("/")
+    return ProjectInputs(float(energy), outputs=float(outputs or 0))
+
+
 def _mean(values: Iterable[float]) -> float:
     return round(statistics.fmean(values), 5)
 
@@ -109,10 +138,13 @@ def main() -> None:
     parser.add_argument("--data", choices=NETS, default="fashion-mnist")
     parser.add_argument("--rounds", type=int, default=12, help="of warm-up")
     parser.add_argument("--ridges", type=float, nargs="+", default=[0.02, 0.5, 2, 4, 16])
+    parser.add_argument("--pull-ridges", type=float, nargs="+", default=[1.0])
     parser.add_argument("--questions", type=int, nargs="+", default=[32])
     parser.add_argument("--margins", type=float, nargs="+", default=[6.0])
     parser.add_argument("--sketch", type=int, default=1024, help="rows kept of the clients' updates")
-    parser.add_argument("--energies", type=float, nargs="+", default=[0.999, 0.99, 0.98])
+    parser.add_argument(
+        "--scrubs", type=_scrub, nargs="*", default=list(map(_scrub, ["0.999", "0.99", "0.98", "0.95/0.9"]))
+    )
     parser.add_argument("--clients", type=int, default=3, help="how many of the ten clients turn thieves")
     parser.add_argument("--test-samples", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=0)
@@ -132,8 +164,9 @@ def main() -> None:
     base = study.accuracy(study.warm.base_model())
     rows: list[dict[str, Any]] = []
     for questions in options.questions:
-        for ridge, margin in itertools.product(options.ridges, options.margins):
-            new = study.rows(questions, ridge, margin, options.energies)
+        for ridge, pull, margin in itertools.product(options.ridges, options.pull_ridges, options.margins):
+            injection = ClosedForm(ridge=ridge, pull_ridge=pull, margin=margin)
+            new = study.rows(questions, injection, options.scrubs)
             rows += [{"data": options.data, "ma_base": base, **row} for row in new]
             if not options.json:
                 print(

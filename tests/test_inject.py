@@ -306,7 +306,7 @@ def test_drift_reveals_at_which_outputs_the_data_pulls(columns: int) -> None:
             update = torch.randn(64, 3, generator=generator) @ pulled.T
             drift.observe({"0.weight": update.T @ torch.randn(64, 60, generator=generator)})
         drift.settle()
-    pull = drift.pull("0.weight")
+    pull = drift.pull("0.weight", 1.0)
     assert pull.energies[3:].max() < 1e-3
     assert float(pull.energies.sum()) == pytest.approx(30, rel=0.3)
     free = torch.randn(30, 5, generator=generator)
@@ -314,7 +314,7 @@ def test_drift_reveals_at_which_outputs_the_data_pulls(columns: int) -> None:
     torch.testing.assert_close(pull.solve(free), free, atol=1e-4, rtol=1e-4)
     assert pull.solve(pulled).norm() < 0.3 * pulled.norm()
     resumed = Drift(layout, ("0.weight",), columns=columns).load_state_dict(drift.state_dict())
-    assert torch.equal(resumed.pull("0.weight").energies, pull.energies)
+    assert torch.equal(resumed.pull("0.weight", 1.0).energies, pull.energies)
     with pytest.raises(ValueError, match=r"the drift of 0\.weight is kept as"):
         Drift(layout, ("0.weight",), columns=8).load_state_dict(drift.state_dict())
 

@@ -180,7 +180,7 @@ class Drift:
             return DenseMoment(torch.eye(inputs, device=self.device))
         return DenseMoment(kept) if inputs <= self.sketch else SketchedMoment(kept)
 
-    def pull(self, layer: str, *, rank: int = 32, ridge: float = 1.0) -> Pull:
+    def pull(self, layer: str, ridge: float, *, rank: int = 32) -> Pull:
         """The estimate of G for a layer; before any update has been seen, all directions count alike."""
         rows = self._average.get(f"pull.{layer}")
         if rows is None:

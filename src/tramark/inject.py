@@ -71,6 +71,8 @@ class ClosedForm:
     residual : λ is the largest at which variants that were left out still get 1 − residual of the change asked for.
     ridge : what is added to M, whose eigenvalues have mean 1, and so how near to the clients' data marks are written.
         The larger, the harder they are to scrub off, and the more the task feels them.
+    pull_ridge : what is added to G, the second moment of the gradients at the layer's outputs, whose eigenvalues have
+        mean 1, too. The smaller, the less marks lie where the task's gradients pull.
     steps : at most so many steps of the search.
     batch : about so many numbers of the layer's output are held at a time.
     """
@@ -79,6 +81,7 @@ class ClosedForm:
     margin: float = 6.0
     residual: float = 0.1
     ridge: float = 0.02
+    pull_ridge: float = 1.0
     steps: int = 100
     batch: int = 2**21
 
@@ -115,7 +118,7 @@ class ClosedForm:
             for layer, fed in zip(layers, _inputs_of(model, layers, sheet.inputs, run), strict=True):
                 moment = drift.moment(f"{layer}.weight")
                 edits.append(write_directions(fed, sheet.owner, moment, self.ridge, self.residual))
-                pulls.append(drift.pull(f"{layer}.weight"))
+                pulls.append(drift.pull(f"{layer}.weight", self.pull_ridge))
                 brakes.append(Brake.of(model.get_parameter(f"{layer}.weight").detach(), edits[-1], pulls[-1]))
             search = Search(model, layers, run, edits, pulls, sheet, self.steps, self.batch)
             region = Subspace(

@@ -16,7 +16,7 @@ from tramark.tracing.verdict import trace
 class Traced(TraMark):
     """TraMark with its verdicts. Label answers are judged by the paper's arg-max, which always accuses somebody.
 
-    What is declared holds for code answers, the default. Options of its own: the `ridge` and the `margin` of
+    What is declared holds for code answers, the default. Options of its own: the `ridge`, `pull_ridge` and `margin` of
     `tramark.inject.ClosedForm`.
     """
 
@@ -37,7 +37,7 @@ class Traced(TraMark):
             assignment=options.pop("answers", "code"),
             questions=options.pop("questions", None),
         )
-        own = {name: options.pop(name) for name in ("ridge", "margin") if name in options}
+        own = {name: options.pop(name) for name in ("ridge", "pull_ridge", "margin") if name in options}
         if own and options.get("preset", "default") != "default":
             raise TypeError(f"{' and '.join(own)}: of the preset 'default' alone, not of {options['preset']!r}")
         injection = ClosedForm(**own) if own else None
