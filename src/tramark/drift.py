@@ -96,7 +96,8 @@ class Drift:
     layers : names of the layers' weight tensors.
     device : where the matrices live.
     sketch : rows of the sketch; layers with no more inputs than that keep a matrix.
-    columns : of the updates, all clients' together, that are kept a round to see how the data pulls at the outputs.
+    columns : of the updates, all clients' together, that are kept a round to see how the data pulls at the outputs;
+        layers with no more inputs and outputs than that keep a matrix.
     """
 
     def __init__(
@@ -128,6 +129,10 @@ class Drift:
         for number, (layer, update) in enumerate((layer, updates[layer]) for layer in self.slots):
             update = update.view(len(update), -1).to(self.device, torch.float32)
             self._fold(f"moment.{layer}", update, self.sketch, start=self._seen * len(update), seed=2 * number)
+            if self._small(layer):
+                name, own = f"pull.{layer}", update @ update.T
+                self._sum[name] = self._sum[name] + own if name in self._sum else own
+                continue
             # Another block of columns for each client.
             width = min(self.columns, update.shape[1])
             first = width * ((self.rounds + self._seen) % -(-update.shape[1] // width))
@@ -151,14 +156,20 @@ class Drift:
     def settle(self) -> None:
         """End a round: average what was seen in it into the estimate."""
         for name, total in self._sum.items():
-            width, energy = total.shape[1], total.square().sum()
+            kind, _, layer = name.partition(".")
+            width, old = total.shape[1], self._average.get(name)
+            dense = kind == "pull" and self._small(layer)
+            energy = total.trace() if dense else total.square().sum()
             if energy <= 0:
+                continue
+            if dense:
+                fresh = total * (width / energy)
+                self._average[name] = fresh if old is None else (old + fresh) / 2
                 continue
             # A sketch is a square root of what it stands for, and so are its scale and its averaging weight. A random
             # sign per row keeps the old rows and the new ones from adding up coherently.
             fresh = total * (width / energy).sqrt()
-            old = self._average.get(name)
-            if name.startswith("moment.") and width <= self.sketch:
+            if kind == "moment" and width <= self.sketch:
                 fresh = fresh.T @ fresh
                 fresh = fresh if old is None else (old + fresh) / 2
             elif old is not None:
@@ -182,16 +193,24 @@ class Drift:
 
     def pull(self, layer: str, ridge: float, *, rank: int = 32) -> Pull:
         """The estimate of G for a layer; before any update has been seen, all directions count alike."""
-        rows = self._average.get(f"pull.{layer}")
-        if rows is None:
-            rows = torch.zeros(1, self.slots[layer].shape[0], device=self.device)
+        kept = self._average.get(f"pull.{layer}")
+        out = self.slots[layer].shape[0]
+        if kept is None:
+            return Pull(torch.zeros(out, 0, device=self.device), torch.zeros(0, device=self.device), ridge)
+        small = self._small(layer)
         # A few steps of subspace iteration find the directions that matter: they stand out.
         generator = torch.Generator().manual_seed(0)
-        basis = torch.randn(rows.shape[1], min(rank, *rows.shape), generator=generator).to(self.device)
-        for _ in range(3):
-            basis = torch.linalg.qr(rows.T @ (rows @ basis)).Q
-        _, values, turn = torch.linalg.svd(rows @ basis, full_matrices=False)
-        return Pull(basis @ turn.T, values.square(), ridge)
+        found = torch.randn(out, min(rank, *kept.shape), generator=generator).to(self.device)
+        for _ in range(4):
+            basis = torch.linalg.qr(found).Q
+            found = kept @ basis if small else kept.T @ (kept @ basis)
+        energies, turn = torch.linalg.eigh(basis.T @ found)
+        return Pull(basis @ turn.flip(1), energies.flip(0).clamp_min(0), ridge)
+
+    def _small(self, layer: str) -> bool:
+        """Whether a layer is so small that all columns are taken, and the matrix itself is kept."""
+        out, inputs = self.slots[layer].shape[0], self.slots[layer].shape[1:].numel()
+        return max(out, inputs) <= self.columns
 
     def state_dict(self) -> dict[str, Tensor]:
         """The settled estimates (between rounds there is nothing else)."""
@@ -200,7 +219,8 @@ class Drift:
     def load_state_dict(self, state: dict[str, Tensor]) -> Self:
         for layer, slot in self.slots.items():
             out, inputs = slot.shape[0], slot.shape[1:].numel()
-            shapes = {"moment": (min(inputs, self.sketch), inputs), "pull": (min(inputs, self.columns), out)}
+            pull = (out, out) if self._small(layer) else (min(inputs, self.columns), out)
+            shapes = {"moment": (min(inputs, self.sketch), inputs), "pull": pull}
             for kind, wanted in shapes.items():
                 kept = state.get(f"{kind}.{layer}")
                 if kept is not None and tuple(kept.shape) != wanted:
