@@ -7,8 +7,7 @@ hardly take, or in weights that training hardly moves. So he takes away what his
 W ← W U Uᵀ; and, since marks also keep to outputs at which the data hardly pulls, only there, if he likes.
 `RetrainLayer` starts that layer anew. `QuietWeights` looks for single weights that his data's gradients do not touch,
 or that are too large for what they do. `AntiPatterns` trains the model to have no opinion on odd inputs of his own
-making.
-`PruneAndTune` zeroes the smallest weights, which is where the paper puts marks, and trains the others.
+making. `PruneAndTune` zeroes the smallest weights, which is where the paper puts marks, and trains the others.
 """
 
 from dataclasses import dataclass
