@@ -158,20 +158,17 @@ class Drift:
         for name, total in self._sum.items():
             kind, _, layer = name.partition(".")
             width, old = total.shape[1], self._average.get(name)
-            dense = kind == "pull" and self._small(layer)
+            dense = width <= self.sketch if kind == "moment" else self._small(layer)
+            if dense and kind == "moment":
+                total = total.T @ total
             energy = total.trace() if dense else total.square().sum()
             if energy <= 0:
                 continue
-            if dense:
-                fresh = total * (width / energy)
-                self._average[name] = fresh if old is None else (old + fresh) / 2
-                continue
             # A sketch is a square root of what it stands for, and so are its scale and its averaging weight. A random
             # sign per row keeps the old rows and the new ones from adding up coherently.
-            fresh = total * (width / energy).sqrt()
-            if kind == "moment" and width <= self.sketch:
-                fresh = fresh.T @ fresh
-                fresh = fresh if old is None else (old + fresh) / 2
+            fresh = total * (width / energy if dense else (width / energy).sqrt())
+            if old is not None and dense:
+                fresh = (old + fresh) / 2
             elif old is not None:
                 fresh = (old * self._signs(len(old), self.rounds)[:, None] + fresh) / 2**0.5
             self._average[name] = fresh
