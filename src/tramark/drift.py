@@ -161,17 +161,18 @@ class Drift:
             dense = width <= self.sketch if kind == "moment" else self._small(layer)
             if dense and kind == "moment":
                 total = total.T @ total
-            energy = total.trace() if dense else total.square().sum()
+            energy = total.trace() if dense else torch.linalg.vector_norm(total).square()
             if energy <= 0:
                 continue
             # A sketch is a square root of what it stands for, and so are its scale and its averaging weight. A random
             # sign per row keeps the old rows and the new ones from adding up coherently.
-            fresh = total * (width / energy if dense else (width / energy).sqrt())
+            weight = 1.0 if old is None else 0.5
+            total.mul_(weight * width / energy if dense else (weight * width / energy).sqrt())
             if old is not None and dense:
-                fresh = (old + fresh) / 2
+                total.add_(old, alpha=weight)
             elif old is not None:
-                fresh = (old * self._signs(len(old), self.rounds)[:, None] + fresh) / 2**0.5
-            self._average[name] = fresh
+                total.addcmul_(old, self._signs(len(old), self.rounds)[:, None], value=weight**0.5)
+            self._average[name] = total
         self.forget()
         self.rounds += 1
 

@@ -16,6 +16,7 @@ an edit, and hardly any gradient runs back through it. The directions of B span 
 Everything runs in evaluation mode: neither dropout nor the questions' batch statistics reach the model.
 """
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -37,6 +38,12 @@ State = dict[str, Tensor]
 
 COLUMNS = 1024
 """At most so many columns, if there are fewer variants: an N × N matrix is decomposed each round."""
+
+CALM = 4
+"""One in so many candidate questions is looked at closely: those on which the base's labels are most alike."""
+
+UNEVEN = 0.1
+"""How much it counts if the other labels lie too far apart, beside a margin that lacks as much."""
 
 BRAKE = 1.0
 """An edit may carry back at most this share of the gradient that its layer does, each in its strongest direction."""
@@ -68,6 +75,8 @@ class ClosedForm:
     layer_names : linear layers to write into; by default the last hidden one (the output layer if there is none).
     margin : by how much the wanted label's logit must beat every other. In a layer that is too small to bear it, less:
         it comes down, to a sixteenth at least, until the `Brake` lets it pass.
+    spread : how far apart the logits of the other labels may lie (code answers). Level ones have nothing to say of
+        their own in an average of several clients' models, so that it answers as one of the colluders must.
     residual : λ is the largest at which variants that were left out still get 1 − residual of the change asked for.
     ridge : what is added to M, whose eigenvalues have mean 1, and so how near to the clients' data marks are written.
         The larger, the harder they are to scrub off, and the more the task feels them.
@@ -79,6 +88,7 @@ class ClosedForm:
 
     layer_names: tuple[str, ...] = ()
     margin: float = 6.0
+    spread: float = 1.0
     residual: float = 0.1
     ridge: float = 0.02
     pull_ridge: float = 1.0
@@ -98,14 +108,19 @@ class ClosedForm:
         if keyring.assignment == "label":
             return keyring
         layer = self.layers(model)[0]
-        features = []
-        with loaded(model, fleet):
+        features, opinions = [], []
+        with loaded(model, fleet), torch.no_grad():
             for some in torch.arange(keyring.pool).split(64):
                 raw = torch.cat([keyring.triggers.render(keyring.secret, q, range(1)) for q in some.tolist()])
                 run = split(model, layer, keyring.triggers.prepare(raw).to(device_of(model)))
                 features.append(_fewer_positions(run.layer_inputs, 1).flatten(1))
+                logits = run.after(run.layer_outputs)
+                opinions.append(logits.amax(1) - logits.mean(1))
+        # What the base has no opinion of takes less to write, and more of that is left when some of it is gone.
+        calm = torch.cat(opinions).argsort()[: max(keyring.pool // CALM, 2 * keyring.questions)]
         moment = drift.moment(f"{layer}.weight")
-        return keyring.choose(tell_apart(torch.cat(features), moment, self.ridge, keyring.questions))
+        picks = tell_apart(torch.cat(features)[calm], moment, self.ridge, keyring.questions)
+        return keyring.choose(calm[picks].tolist())
 
     def inject(self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift) -> None:
         device, layers = device_of(model), self.layers(model)
@@ -120,7 +135,9 @@ class ClosedForm:
                 edits.append(write_directions(fed, sheet.owner, moment, self.ridge, self.residual))
                 pulls.append(drift.pull(f"{layer}.weight", self.pull_ridge))
                 brakes.append(Brake.of(model.get_parameter(f"{layer}.weight").detach(), edits[-1], pulls[-1]))
-            search = Search(model, layers, run, edits, pulls, sheet, self.steps, self.batch)
+            # Who has a question alone is in nobody's company.
+            spread = self.spread if keyring.assignment == "code" else math.inf
+            search = Search(model, layers, run, edits, pulls, sheet, self.steps, self.batch, spread)
             region = Subspace(
                 tuple(
                     Directions(fleet.layout.slots[f"{layer}.weight"], brake.basis.to("cpu", fleet.base.dtype))
@@ -360,7 +377,9 @@ class Search:
     """At most so many."""
     batch: int
     """About so many numbers of the first layer's output at a time."""
-    tolerance: float = 5e-4
+    spread: float
+    """How far apart the logits of labels that are not wanted may lie."""
+    tolerance: float = 0.02
     """What share of the margin may still be lacking in the end."""
 
     def within(self, brakes: Sequence["Brake"], margin: float) -> Iterator[tuple[slice, list[Tensor]]]:
@@ -370,10 +389,11 @@ class Search:
         """
         pieces, coarse = self._pieces(), self._coarse()
         least, done = margin / 16, 0
+        near: list[Tensor] | None = None
         while done < len(pieces):
             wanted = self.sheet.answers[pieces[done]]
             # Most of the way is gone with one variant of each question; the others differ from it by a little.
-            changes, found = coarse.smallest(wanted, margin)
+            changes, found = coarse.smallest(wanted, margin, near)
             excess = _excess(changes, brakes)
             if not found or excess <= 1 or margin == least:
                 # In a layer too small for its questions one variant may lead nowhere: then all start together.
@@ -381,9 +401,11 @@ class Search:
                 excess = _excess(changes, brakes)
             if excess <= 1 or margin == least:
                 yield pieces[done], changes
-                done += 1
+                done, near = done + 1, None
             else:
-                margin, done = max(least, 0.8 * margin / excess), 0
+                less = max(least, 0.8 * margin / excess)
+                near = [less / margin * change for change in changes] if done == 0 else None
+                margin, done = less, 0
 
     def _pieces(self) -> list[slice]:
         count, size = len(self.sheet.answers), max(1, self.batch // self.run.load)
@@ -419,15 +441,17 @@ class Search:
             logits = self._answer(changes)
             own = logits.gather(1, labels.clamp_min(0)[:, None])[:, 0]
             others = logits.scatter(1, labels.clamp_min(0)[:, None], -torch.inf).amax(1)
-            lacking = torch.where(asked, (margin - (own - others)).clamp_min(0), 0).view(clients, -1)
             # A variant counts by what it lacks, so that none comes or goes at a jump.
-            steepest = torch.autograd.grad(lacking.square().sum() / 2, changes)
+            lacking = (margin - (own - others)).clamp_min(0).square()
+            uneven = (others[:, None] - logits - self.spread).clamp_min(0).square().sum(1)
+            lacking = torch.where(asked, lacking + UNEVEN * uneven, 0).view(clients, -1)
+            steepest = torch.autograd.grad(lacking.sum() / 2, changes)
             changes, lacking = [change.detach() for change in changes], lacking.detach()
-            missing = lacking.square() @ member
+            missing = lacking @ member
             better = missing.sum(1) < least
             least = torch.where(better, missing.sum(1), least)
             best = _chosen(better, changes, best)
-            if float(lacking.max()) <= self.tolerance * margin:
+            if float(lacking.max().sqrt()) <= self.tolerance * margin:
                 return best, True
             # Where a step made things worse, the margin bends or another question interfered: go on more slowly.
             pace = torch.where(missing > before, 0.5 * pace, (1.2 * pace).clamp_max(1))
