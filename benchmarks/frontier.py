@@ -1,15 +1,15 @@
 """What it costs a thief who knows the method to scrub a mark off, and what it costs the task to make that hard.
 
 A federation is warmed up once, unmarked. From there marks are written in several ways: with different numbers of
-questions, nearer to or farther from the clients' data (`ClosedForm.ridge`), and with more or less regard to the outputs
-at which its gradients pull (`ClosedForm.pull_ridge`). Some clients train their models once more, and then keep of the
-edited layer only the directions that hold a share of the energy of their own data (`project-inputs`); `0.95/0.9` means
-95 % of the inputs' energy, but nothing is taken off the outputs that hold 90 % of the gradients'. A row gives the
-accuracy of the issued models, how far their answers on test images are from the base's (the mean KL divergence: far
-less noisy than a difference of accuracies), how much of a gradient runs back through the marks on clients' data and how
-much of the layer's output is theirs (each beside the unmarked layer's), what the projection costs the thief, and what
-it leaves of the mark: the share of right answers, and how many thieves are named at a bound of 10⁻⁶. `--sketch` is how
-many rows the server keeps of the clients' updates.
+questions, nearer to or farther from the clients' data (`ClosedForm.ridge`), with more or less regard to the outputs at
+which its gradients pull (`pull_ridge`), and so on for the other parameters of `ClosedForm`. Some clients train their
+models once more, and then keep of the edited layer only the directions that hold a share of the energy of their own
+data (`project-inputs`); `0.95/0.9` means 95 % of the inputs' energy, but nothing is taken off the outputs that hold 90
+% of the gradients'. A row gives the accuracy of the issued models, how far their answers on test images are from the
+base's (the mean KL divergence: far less noisy than a difference of accuracies), how much of a gradient runs back
+through the marks on clients' data and how much of the layer's output is theirs (each beside the unmarked layer's), what
+the projection costs the thief, and what it leaves of the mark: the share of right answers, and how many thieves are
+named at a bound of 10⁻⁶. `--sketch` is how many rows the server keeps of the clients' updates.
 
     python benchmarks/frontier.py --ridges 0.02 0.5 2 10 --questions 16 32 --scrubs 0.99 0.95/0.9 --json
 """
@@ -20,6 +20,7 @@ import itertools
 import json
 import statistics
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from torch.nn import functional as F
 from tramark import Keyring
 from tramark.attacks import Loot
 from tramark.attacks.informed import ProjectInputs
+from tramark.federation.checkpoint import warm_start
 from tramark.federation.client import accuracy
 from tramark.federation.run import Settings, prepare
 from tramark.federation.simulator import Simulation
@@ -91,7 +93,8 @@ class Study:
         issued = [server.client_model(client) for client in self.clients]
         trained = [self._trained(model, number) for number, model in enumerate(issued)]
         common: dict[str, Any] = {"questions": questions, "ridge": injection.ridge, "pull_ridge": injection.pull_ridge}
-        common |= {"margin": injection.margin, "ma_issued": _mean(map(self.accuracy, issued))}
+        common |= {"margin": injection.margin, "spread": injection.spread, "calm": injection.calm}
+        common |= {"ma_issued": _mean(map(self.accuracy, issued))}
         common["kl_issued"] = _mean(map(self.divergence, issued))
         shares = [self.share(model, number) for number, model in enumerate(issued)]
         common |= {"back": _mean(back for back, _ in shares), "output": _mean(output for _, output in shares)}
@@ -133,23 +136,7 @@ def _mean(values: Iterable[float]) -> float:
     return round(statistics.fmean(values), 5)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", choices=NETS, default="fashion-mnist")
-    parser.add_argument("--rounds", type=int, default=12, help="of warm-up")
-    parser.add_argument("--ridges", type=float, nargs="+", default=[0.02, 0.5, 2, 4, 16])
-    parser.add_argument("--pull-ridges", type=float, nargs="+", default=[1.0])
-    parser.add_argument("--questions", type=int, nargs="+", default=[32])
-    parser.add_argument("--margins", type=float, nargs="+", default=[6.0])
-    parser.add_argument("--sketch", type=int, default=1024, help="rows kept of the clients' updates")
-    parser.add_argument(
-        "--scrubs", type=_scrub, nargs="*", default=list(map(_scrub, ["0.999", "0.99", "0.98", "0.95/0.9"]))
-    )
-    parser.add_argument("--clients", type=int, default=3, help="how many of the ten clients turn thieves")
-    parser.add_argument("--test-samples", type=int, default=5000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true", help="print a JSON list instead of a table")
-    options = parser.parse_args()
+def _warmed_up(options: argparse.Namespace) -> Simulation:
     settings = Settings(
         data=options.data, model=NETS[options.data], samples_per_client=1000, local_epochs=2,
         rounds=options.rounds + 2, warmup=options.rounds + 1, seed=options.seed,
@@ -160,14 +147,45 @@ def main() -> None:
         simulation.method.drift.sketch = options.sketch
         for _ in range(options.rounds):
             simulation.step()
+    return simulation
+
+
+def _from(run: Path) -> Simulation:
+    simulation = prepare(Settings(**json.loads((run / "config.json").read_text())))
+    warm_start(run / "warmup.safetensors", simulation.method)
+    return simulation
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", choices=NETS, default="fashion-mnist")
+    parser.add_argument("--rounds", type=int, default=12, help="of warm-up")
+    parser.add_argument("--ridges", type=float, nargs="+", default=[0.02, 0.5, 2, 4, 16])
+    parser.add_argument("--pull-ridges", type=float, nargs="+", default=[1.0])
+    parser.add_argument("--questions", type=int, nargs="+", default=[32])
+    parser.add_argument("--margins", type=float, nargs="+", default=[ClosedForm.margin])
+    parser.add_argument("--spreads", type=float, nargs="+", default=[ClosedForm.spread])
+    parser.add_argument("--calms", type=int, nargs="+", default=[ClosedForm.calm])
+    parser.add_argument("--sketch", type=int, default=1024, help="rows kept of the clients' updates")
+    parser.add_argument("--warm-from", type=Path, help="folder of a run whose warm-up is taken instead of a new one")
+    parser.add_argument(
+        "--scrubs", type=_scrub, nargs="*", default=list(map(_scrub, ["0.999", "0.99", "0.98", "0.95/0.9"]))
+    )
+    parser.add_argument("--clients", type=int, default=3, help="how many of the ten clients turn thieves")
+    parser.add_argument("--test-samples", type=int, default=5000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true", help="print a JSON list instead of a table")
+    options = parser.parse_args()
+    simulation = _from(options.warm_from) if options.warm_from else _warmed_up(options)
     study = Study(simulation, options.clients, options.test_samples)
     base = study.accuracy(study.warm.base_model())
     rows: list[dict[str, Any]] = []
     for questions in options.questions:
-        for ridge, pull, margin in itertools.product(options.ridges, options.pull_ridges, options.margins):
-            injection = ClosedForm(ridge=ridge, pull_ridge=pull, margin=margin)
+        ways = itertools.product(options.ridges, options.pull_ridges, options.margins, options.spreads, options.calms)
+        for ridge, pull, margin, spread, calm in ways:
+            injection = ClosedForm(ridge=ridge, pull_ridge=pull, margin=margin, spread=spread, calm=calm)
             new = study.rows(questions, injection, options.scrubs)
-            rows += [{"data": options.data, "ma_base": base, **row} for row in new]
+            rows += [{"data": simulation.dataset.name, "ma_base": base, **row} for row in new]
             if not options.json:
                 print(
                     *("  ".join(f"{k} {v}" for k, v in row.items()) for row in rows[-len(new) :]), sep="\n", flush=True

@@ -387,6 +387,33 @@ def test_the_larger_the_ridge_the_nearer_to_the_data_marks_are_written() -> None
     assert left(ridge=10) > 1.2 * left(ridge=0.02)
 
 
+def test_the_labels_that_were_not_asked_for_are_level() -> None:
+    """They then have nothing to say of their own in an average of several clients' models."""
+
+    def apart(spread: float) -> float:
+        model = mlp()
+        # A head that has strong opinions.
+        model.get_parameter("5.weight").data *= 10
+        server = TraMark(model, ring(questions=16), warmup_rounds=0, injection=ClosedForm(spread=spread))
+        inputs = server.keyring.inputs(server.keyring.key("a"), "train")[:, 0]
+        own = F.one_hot(server.keyring.codebook(), 10).bool()
+        with torch.no_grad():
+            logits = torch.stack([server.client_model(client)(inputs) for client in CLIENTS])
+        widest = logits.masked_fill(own, -torch.inf).amax(-1) - logits.masked_fill(own, torch.inf).amin(-1)
+        return float(widest.max())
+
+    assert apart(0.5) < 1.1 < 2 < apart(torch.inf)
+
+
+def test_questions_are_chosen_of_which_the_base_has_no_opinion() -> None:
+    server = TraMark(mlp(), ring(questions=8, pool=64), warmup_rounds=0)
+    candidates = server.keyring.raw(range(64), "train")[:, 0]
+    with torch.no_grad():
+        logits = server.base_model()(server.keyring.triggers.prepare(candidates))
+    opinions = logits.amax(1) - logits.mean(1)
+    assert opinions[list(server.keyring.chosen)].max() <= opinions.sort().values[15]
+
+
 def test_questions_are_chosen_that_can_be_told_apart() -> None:
     generator = torch.Generator().manual_seed(0)
     distinct = torch.randn(5, 30, generator=generator)

@@ -39,9 +39,6 @@ State = dict[str, Tensor]
 COLUMNS = 1024
 """At most so many columns, if there are fewer variants: an N × N matrix is decomposed each round."""
 
-CALM = 4
-"""One in so many candidate questions is looked at closely: those on which the base's labels are most alike."""
-
 UNEVEN = 0.1
 """How much it counts if the other labels lie too far apart, beside a margin that lacks as much."""
 
@@ -82,16 +79,19 @@ class ClosedForm:
         The larger, the harder they are to scrub off, and the more the task feels them.
     pull_ridge : what is added to G, the second moment of the gradients at the layer's outputs, whose eigenvalues have
         mean 1, too. The smaller, the less marks lie where the task's gradients pull.
+    calm : one in so many candidate questions is considered: those of which the base has least of an opinion. It has to
+        be overcome for every answer, so less of it is less to write, and more is left when some of that is gone.
     steps : at most so many steps of the search.
     batch : about so many numbers of the layer's output are held at a time.
     """
 
     layer_names: tuple[str, ...] = ()
-    margin: float = 6.0
+    margin: float = 8.0
     spread: float = 1.0
     residual: float = 0.1
-    ridge: float = 0.02
+    ridge: float = 0.5
     pull_ridge: float = 1.0
+    calm: int = 4
     steps: int = 100
     batch: int = 2**21
 
@@ -116,8 +116,7 @@ class ClosedForm:
                 features.append(_fewer_positions(run.layer_inputs, 1).flatten(1))
                 logits = run.after(run.layer_outputs)
                 opinions.append(logits.amax(1) - logits.mean(1))
-        # What the base has no opinion of takes less to write, and more of that is left when some of it is gone.
-        calm = torch.cat(opinions).argsort()[: max(keyring.pool // CALM, 2 * keyring.questions)]
+        calm = torch.cat(opinions).argsort()[: max(keyring.pool // self.calm, 2 * keyring.questions)]
         moment = drift.moment(f"{layer}.weight")
         picks = tell_apart(torch.cat(features)[calm], moment, self.ridge, keyring.questions)
         return keyring.choose(calm[picks].tolist())
