@@ -89,9 +89,9 @@ class ClosedForm:
     margin: float = 8.0
     spread: float = 1.0
     residual: float = 0.1
-    ridge: float = 0.5
+    ridge: float = 0.3
     pull_ridge: float = 1.0
-    calm: int = 4
+    calm: int = 8
     steps: int = 100
     batch: int = 2**21
 
