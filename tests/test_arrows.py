@@ -15,13 +15,14 @@ MAY_KNOW: dict[str, set[str]] = {
     "jpeg": set(),
     "streams": set(),
     "weights": set(),
+    "layers": set(),
     "triggers": {"streams"},
     "keys": {"streams", "triggers"},
     "region": {"weights"},
     "drift": {"weights"},
-    "split": set(),
+    "split": {"layers"},
     "fleet": {"region", "weights"},
-    "inject": {"drift", "fleet", "keys", "region", "split", "weights"},
+    "inject": {"drift", "fleet", "keys", "layers", "region", "split", "weights"},
     "server": {"drift", "fleet", "inject", "keys", "weights"},
 }
 CORE = set(MAY_KNOW)

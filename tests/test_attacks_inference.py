@@ -24,8 +24,9 @@ from tramark.data import Dataset
 from tramark.federation.client import LocalTraining, accuracy, predict
 from tramark.fleet import Fleet
 from tramark.jpeg import compress
+from tramark.layers import editable_layers, linear_layers
 from tramark.models import build
-from tramark.region import Places, Subspace, editable_layers
+from tramark.region import Places, Subspace
 from tramark.tracing import NO_ANSWER, Suspect
 from tramark.tracing.suspect import ModuleSuspect
 from tramark.triggers import Patterns
@@ -589,7 +590,7 @@ def test_projecting_changes_little_on_the_thiefs_data_and_nothing_the_second_tim
     changed = [
         name for name, weight in once.named_parameters() if not torch.equal(weight, trained[0].get_parameter(name))
     ]
-    linear = [f"{name}.weight" for name in editable_layers(once)]
+    linear = [f"{name}.weight" for name in linear_layers(once)]
     assert set(changed) == (set(linear) if every else {linear[0]})
 
 
@@ -637,7 +638,7 @@ def test_with_fewer_samples_than_inputs_projecting_is_the_same(trained: list[nn.
 
 def test_a_layer_that_is_not_there(trained: list[nn.Module], loot: Loot) -> None:
     for attack in (ProjectInputs(layer="fc9"), RetrainLayer(layer="fc9")):
-        with pytest.raises(ValueError, match="no linear layer 'fc9'; this model has"):
+        with pytest.raises(ValueError, match="no layer 'fc9' that could bear a mark; this model has"):
             attack(trained[0], loot)
 
 

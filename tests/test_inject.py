@@ -436,9 +436,9 @@ def test_a_split_run_equals_the_whole(make: type[nn.Module], kind: type) -> None
         assert not torch.allclose(twice[6:], twice[:6])
 
 
-def test_a_model_without_a_linear_layer_is_told_what_to_do() -> None:
+def test_a_model_without_a_layer_to_write_into_is_told_what_to_do() -> None:
     with pytest.raises(ValueError, match="region of places"):
-        TraMark(nn.Sequential(nn.Conv2d(1, 10, 8), nn.Flatten()), ring(), warmup_rounds=1)
+        TraMark(nn.Sequential(nn.Flatten(), nn.Unflatten(1, (1, 64)), nn.Conv1d(1, 10, 64)), ring(), warmup_rounds=1)
     with pytest.raises(ValueError, match="this model has 3, 1, 5"):
         TraMark(mlp(), ring(), injection=ClosedForm(layer_names=("nope",)))
 

@@ -30,7 +30,8 @@ from torch.nn import functional as F
 from tramark.drift import Drift, Moment, Pull
 from tramark.fleet import Fleet
 from tramark.keys import Keyring
-from tramark.region import Directions, Places, Subspace, editable_layers, smallest_weights
+from tramark.layers import editable_layers, linear_layers, rows_fed
+from tramark.region import Directions, Places, Subspace, smallest_weights
 from tramark.split import GraphRun, Split, channels_last, split
 from tramark.weights import Layout
 
@@ -42,7 +43,10 @@ COLUMNS = 1024
 UNEVEN = 0.1
 """How much it counts if the other labels lie too far apart, beside a margin that lacks as much."""
 
-BRAKE = 1.0
+PATIENCE = 15
+"""A search that has come no nearer in so many steps is given up."""
+
+BRAKE = 0.5
 """An edit may carry back at most this share of the gradient that its layer does, each in its strongest direction."""
 
 
@@ -69,9 +73,10 @@ class ClosedForm:
 
     Parameters
     ----------
-    layer_names : linear layers to write into; by default the last hidden one (the output layer if there is none).
+    layer_names : linear layers or convolutions to write into; by default the last hidden linear one or, if there is
+        none, the last convolution.
     margin : by how much the wanted label's logit must beat every other. In a layer that is too small to bear it, less:
-        it comes down, to a sixteenth at least, until the `Brake` lets it pass.
+        it comes down, to a sixteenth at least, until it can be reached and the `Brake` lets it pass.
     spread : how far apart the logits of the other labels may lie (code answers). Level ones have nothing to say of
         their own in an average of several clients' models, so that it answers as one of the colluders must.
     residual : λ is the largest at which variants that were left out still get 1 − residual of the change asked for.
@@ -86,7 +91,7 @@ class ClosedForm:
     """
 
     layer_names: tuple[str, ...] = ()
-    margin: float = 8.0
+    margin: float = 7.0
     spread: float = 1.0
     residual: float = 0.1
     ridge: float = 0.3
@@ -98,10 +103,10 @@ class ClosedForm:
     def layers(self, model: nn.Module) -> tuple[str, ...]:
         names = self.layer_names or tuple(editable_layers(model)[:1])
         modules = dict(model.named_modules())
+        known = editable_layers(model)
         for name in names:
-            if not isinstance(modules.get(name), nn.Linear):
-                known = ", ".join(editable_layers(model))
-                raise ValueError(f"no linear layer {name!r} to write marks into; this model has {known}")
+            if name not in known:
+                raise ValueError(f"no layer {name!r} to write marks into; this model has {', '.join(known)}")
         return tuple(name for name in modules if name in names)
 
     def begin(self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift) -> Keyring:
@@ -133,7 +138,9 @@ class ClosedForm:
                 moment = drift.moment(f"{layer}.weight")
                 edits.append(write_directions(fed, sheet.owner, moment, self.ridge, self.residual))
                 pulls.append(drift.pull(f"{layer}.weight", self.pull_ridge))
-                brakes.append(Brake.of(model.get_parameter(f"{layer}.weight").detach(), edits[-1], pulls[-1]))
+                brakes.append(
+                    Brake.of(model.get_parameter(f"{layer}.weight").detach().flatten(1), edits[-1], pulls[-1])
+                )
             # Who has a question alone is in nobody's company.
             spread = self.spread if keyring.assignment == "code" else math.inf
             search = Search(model, layers, run, edits, pulls, sheet, self.steps, self.batch, spread)
@@ -179,7 +186,7 @@ class GradientSteps:
         return ()
 
     def begin(self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift) -> Keyring:
-        within = [f"{layer}.weight" for layer in editable_layers(model)] if self.late else None
+        within = [f"{layer}.weight" for layer in linear_layers(model)] if self.late else None
         region = smallest_weights(fleet.base, fleet.layout, self.ratio, per_tensor=self.per_tensor, within=within)
         fleet.settle(region, region.take(fleet.base).repeat(len(fleet.clients), 1))
         return keyring
@@ -384,7 +391,8 @@ class Search:
     def within(self, brakes: Sequence["Brake"], margin: float) -> Iterator[tuple[slice, list[Tensor]]]:
         """The smallest changes that give the answers by the margin, for some clients at a time.
 
-        Where a brake is hit, everybody's come anew, by a smaller margin; at a sixteenth they come as they are.
+        Where a brake is hit, everybody's come anew, by a smaller margin, and likewise where the net's logits do not get
+        as far apart as that; at a sixteenth they come as they are.
         """
         pieces, coarse = self._pieces(), self._coarse()
         least, done = margin / 16, 0
@@ -396,15 +404,15 @@ class Search:
             excess = _excess(changes, brakes)
             if not found or excess <= 1 or margin == least:
                 # In a layer too small for its questions one variant may lead nowhere: then all start together.
-                changes, _ = self.smallest(wanted, margin, changes if found else None)
+                changes, found = self.smallest(wanted, margin, changes if found else None)
                 excess = _excess(changes, brakes)
-            if excess <= 1 or margin == least:
+            if (found and excess <= 1) or margin == least:
                 yield pieces[done], changes
                 done, near = done + 1, None
-            else:
-                less = max(least, 0.8 * margin / excess)
-                near = [less / margin * change for change in changes] if done == 0 else None
-                margin, done = less, 0
+                continue
+            less = max(least, 0.8 * margin / excess if found else 0.7 * margin)
+            near = [less / margin * change for change in changes] if found and done == 0 else None
+            margin, done = less, 0
 
     def _pieces(self) -> list[slice]:
         count, size = len(self.sheet.answers), max(1, self.batch // self.run.load)
@@ -435,6 +443,7 @@ class Search:
         least = torch.full((clients,), torch.inf, device=wanted.device)
         before = torch.full((clients, questions), torch.inf, device=wanted.device)
         pace = torch.ones(clients, questions, device=wanted.device)
+        reached, stalled = math.inf, 0
         for _ in range(self.steps):
             changes = [change.detach().requires_grad_() for change in changes]
             logits = self._answer(changes)
@@ -452,6 +461,9 @@ class Search:
             best = _chosen(better, changes, best)
             if float(lacking.max().sqrt()) <= self.tolerance * margin:
                 return best, True
+            reached, stalled = (float(least.sum()), 0) if least.sum() < 0.98 * reached else (reached, stalled + 1)
+            if stalled == PATIENCE:
+                break
             # Where a step made things worse, the margin bends or another question interfered: go on more slowly.
             pace = torch.where(missing > before, 0.5 * pace, (1.2 * pace).clamp_max(1))
             before = missing
@@ -657,8 +669,11 @@ def _inputs_of(model: nn.Module, layers: Sequence[str], inputs: Tensor, run: Spl
 def _changed_by(change: Tensor, edit: Tensor) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
     """A hook that adds each client's own change to a layer's answer; the clients' inputs stand one after another."""
 
-    def hook(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        response = (args[0] @ edit).unflatten(0, (len(change), -1))
-        return output + torch.einsum("cn...q,coq->cn...o", response, change).flatten(0, 1)
+    def hook(layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        response = (rows_fed(layer, args[0]) @ edit).unflatten(0, (len(change), -1))
+        moved = torch.einsum("cn...q,coq->cn...o", response, change).flatten(0, 1)
+        if isinstance(layer, nn.Conv2d):
+            moved = moved.transpose(1, 2)
+        return output + moved.reshape(output.shape)
 
     return hook

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tramark.weights import Layout, Slot
 
@@ -189,20 +189,3 @@ def _smallest(weights: Tensor, count: int) -> Tensor:
     below = torch.nonzero(magnitude < limit).flatten()
     ties = torch.nonzero(magnitude == limit).flatten()[: count - len(below)]
     return torch.cat([below, ties]).sort().values
-
-
-def editable_layers(model: nn.Module) -> list[str]:
-    """Names of the linear layers that a mark can be written into, the best first.
-
-    The last hidden one comes first: by then the questions look least alike to the net, and little of it is left to
-    search through. The output layer is the last resort, since a change there moves the logits of the task itself.
-    """
-    linear = [
-        name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module.weight.requires_grad
-    ]
-    if not linear:
-        raise ValueError(
-            f"{type(model).__name__} has no trainable linear layer to write marks into: "
-            "use a region of places (preset 'paper' or 'released')"
-        )
-    return [*reversed(linear[:-1]), linear[-1]]

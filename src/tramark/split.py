@@ -7,7 +7,8 @@ time instead: slower, but right.
 
 A layer may run at every position of a sequence while the model's answer depends on few of them: in the last block of
 a transformer with a class token, on one. A run keeps only the positions that count. Where what comes after answers
-the same for a sequence of those alone, it is given no more.
+the same for a sequence of those alone, it is given no more. A convolution is run as a linear layer over the patches of
+its input, at all positions.
 """
 
 import copy
@@ -17,6 +18,8 @@ from typing import Any, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor, fx, nn
+
+from tramark.layers import rows_answered, rows_fed, traced
 
 PIECE = 2**21
 """About so many numbers of input are run at a time: fourteen colour images of 224×224."""
@@ -46,12 +49,13 @@ class Split(Protocol):
 def split(model: nn.Module, layer: str, inputs: Tensor) -> Split:
     """Run a model in evaluation mode on some inputs up to a layer, and be ready to go on from there."""
     own = model.get_submodule(layer)
-    return cut(model, layer, inputs) or _in_pieces(lambda piece: WholeRun(model, layer, piece), inputs, own)
+    run = cut(model, layer, inputs) or _in_pieces(lambda piece: WholeRun(model, layer, piece), inputs, own)
+    return PatchRun(run, own) if isinstance(own, nn.Conv2d) else run
 
 
 def cut(model: nn.Module, layer: str, inputs: Tensor) -> "GraphRun | None":
     """The same, or nothing if what comes before the layer would have to be run again."""
-    graph = _traced(model)
+    graph = traced(model)
     if graph is None:
         return None
     try:
@@ -70,24 +74,6 @@ def channels_last(inputs: Tensor) -> Tensor:
         _, _, height, width = inputs.shape
         inputs = inputs.as_strided(inputs.shape, (height * width, 1, width, 1))
     return inputs
-
-
-_graphs: weakref.WeakKeyDictionary[nn.Module, fx.GraphModule] = weakref.WeakKeyDictionary()
-
-
-def _traced(model: nn.Module) -> fx.GraphModule | None:
-    """A model's graph, traced once as long as its modules stay the same ones; None if it cannot be traced."""
-    graph = _graphs.get(model)
-    if graph is not None:
-        modules = dict(model.named_modules())
-        targets = {node.target for node in graph.graph.nodes if node.op == "call_module"}
-        if all(modules.get(target) is graph.get_submodule(target) for target in targets):
-            return graph
-    try:
-        graph = _graphs[model] = fx.symbolic_trace(model)
-    except Exception:  # whatever a stranger's forward() does under tracing
-        return None
-    return graph
 
 
 _tails: weakref.WeakKeyDictionary[fx.GraphModule, dict[str, fx.GraphModule]] = weakref.WeakKeyDictionary()
@@ -244,6 +230,27 @@ class WholeRun(_Run):
         finally:
             handle.remove()
         return outputs
+
+
+class PatchRun:
+    """A convolution's run, seen as that of a linear layer at every place of its answer."""
+
+    positions: Tensor | None = None
+
+    def __init__(self, run: GraphRun | WholeRun, layer: nn.Conv2d) -> None:
+        self._run, self._layer = run, layer
+        self.layer_inputs = rows_fed(layer, run.layer_inputs)
+        self.layer_outputs = rows_answered(layer, run.layer_outputs)
+
+    @property
+    def load(self) -> int:
+        return self._run.load
+
+    def after(self, layer_outputs: Tensor) -> Tensor:
+        return self._run.after(layer_outputs.transpose(1, 2).unflatten(2, self._run.layer_outputs.shape[2:]))
+
+    def some(self, rows: Tensor) -> "PatchRun":
+        return PatchRun(self._run.some(rows), self._layer)
 
 
 Run = TypeVar("Run", GraphRun, WholeRun)

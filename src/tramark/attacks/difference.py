@@ -24,6 +24,7 @@ from torch.nn import functional as F
 from tramark.attacks.base import Loot, generator
 from tramark.attacks.collusion import Pool, check_colluders
 from tramark.federation.client import LocalTraining
+from tramark.layers import rows_fed
 from tramark.weights import Layout
 
 Action = Literal["zero", "redraw", "average", "finetune"]
@@ -222,7 +223,9 @@ def layer_inputs(model: nn.Module, layer: str, loot: Loot, *, batch: int = 256) 
     """What a layer is fed on the thief's data (N × in), batch by batch, in double precision."""
     seen: list[Tensor] = []
     device = next(model.parameters()).device
-    handle = model.get_submodule(layer).register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    handle = model.get_submodule(layer).register_forward_pre_hook(
+        lambda module, args: seen.append(rows_fed(module, args[0]))
+    )
     try:
         for raw in loot.inputs.split(batch):
             with torch.no_grad():
@@ -235,7 +238,7 @@ def layer_inputs(model: nn.Module, layer: str, loot: Loot, *, batch: int = 256) 
 
 def second_moment(model: nn.Module, layer: str, loot: Loot) -> Tensor:
     """The second moment of a layer's inputs on the thief's data (in × in)."""
-    inputs = model.get_parameter(f"{layer}.weight").shape[1]
+    inputs = model.get_parameter(f"{layer}.weight").shape[1:].numel()
     moment = torch.zeros(inputs, inputs, dtype=torch.float64)
     for rows in layer_inputs(model, layer, loot):
         moment += rows.T @ rows
@@ -244,9 +247,12 @@ def second_moment(model: nn.Module, layer: str, loot: Loot) -> Tensor:
 
 def principal_inputs(model: nn.Module, layer: str, loot: Loot, energy: float) -> Tensor:
     """As few orthonormal directions (in × q) as hold this share of the energy of a layer's inputs."""
-    if len(loot.indices) < model.get_parameter(f"{layer}.weight").shape[1]:
-        return principal(torch.cat(list(layer_inputs(model, layer, loot))), energy)
-    return leading(second_moment(model, layer, loot), energy)
+    held: list[Tensor] = []
+    for rows in layer_inputs(model, layer, loot):
+        held.append(rows)
+        if sum(map(len, held)) >= rows.shape[1]:
+            return leading(second_moment(model, layer, loot), energy)
+    return principal(torch.cat(held), energy)
 
 
 def refitted(matrix: Tensor, directions: Tensor, moment: Tensor, *, ridge: float = 1e-4) -> Tensor:

@@ -1,7 +1,8 @@
 """The thief who knows the method, but not the key.
 
-He knows that marks are written where clients' data is not: in directions that the last hidden linear layer's inputs
-hardly take, or in weights that training hardly moves. So he takes away what his own data has no use for.
+He knows that marks are written where clients' data is not: in directions that the inputs of one layer, the last hidden
+linear one or else the last convolution, hardly take, or in weights that training hardly moves. So he takes away what
+his own data has no use for.
 
 `ProjectInputs`: with U the principal directions that hold a share of the energy of the layer's inputs on his data,
 W ← W U Uᵀ; and, since marks also keep to outputs at which the data hardly pulls, only there, if he likes.
@@ -10,6 +11,7 @@ or that are too large for what they do. `AntiPatterns` trains the model to have 
 making. `PruneAndTune` zeroes the smallest weights, which is where the paper puts marks, and trains the others.
 """
 
+import copy
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,7 +31,7 @@ from tramark.attacks.difference import (
 )
 from tramark.attacks.training import norms_at_rest
 from tramark.data import Dataset
-from tramark.region import editable_layers
+from tramark.layers import editable_layers, linear_layers, rows_answered
 from tramark.triggers import Patterns, Tokens, Triggers, Vectors, WafflePatterns
 from tramark.weights import Layout
 
@@ -43,7 +45,7 @@ class ProjectInputs:
     energy : the share of the inputs' energy that the directions kept must hold: 0.99, 0.999 or 0.9999.
     outputs : the share of the energy of the gradients at the layer's outputs, on his data, whose directions are left
         alone: what is taken off must lie outside the data in both ways, so that `energy` can be less for the same loss.
-    layer : which linear layer; by default the one that marks are written into.
+    layer : which linear layer or convolution; by default the one that marks are written into.
     every : all linear layers instead, one after another.
     """
 
@@ -61,18 +63,18 @@ class ProjectInputs:
 
     def __call__(self, model: nn.Module, loot: Loot) -> nn.Module:
         model = copied(model)
-        known = editable_layers(model)
+        known = linear_layers(model)
         # In the order in which they run, so that each is projected for the inputs that it will see.
         names = [n for n, _ in model.named_modules() if n in known] if self.every else [_layer(model, self.layer)]
         for name in names:
             weight = model.get_parameter(f"{name}.weight").detach()
             kept = principal_inputs(model, name, loot, self.energy)
-            old = weight.cpu().double()
+            old = weight.flatten(1).cpu().double()
             taken = old - old @ kept @ kept.T
             if self.outputs:
                 spared = leading(_gradient_moment(model, name, loot), self.outputs)
                 taken -= spared @ (spared.T @ taken)
-            weight.copy_(old - taken)
+            weight.copy_((old - taken).view(weight.shape))
         return model
 
 
@@ -90,10 +92,11 @@ class RetrainLayer:
         model = copied(model)
         name = _layer(model, self.layer)
         layer = model.get_submodule(name)
-        assert isinstance(layer, nn.Linear)
+        assert isinstance(layer, nn.Linear | nn.Conv2d)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
-            fresh = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None)
+            fresh = copy.deepcopy(layer).cpu()
+            fresh.reset_parameters()
         layer.load_state_dict(fresh.state_dict())
         places = None
         if not self.whole:
@@ -242,7 +245,7 @@ def _layer(model: nn.Module, wanted: str | None) -> str:
     if wanted is None:
         return known[0]
     if wanted not in known:
-        raise ValueError(f"no linear layer {wanted!r}; this model has {', '.join(known)}")
+        raise ValueError(f"no layer {wanted!r} that could bear a mark; this model has {', '.join(known)}")
     return wanted
 
 
@@ -251,12 +254,13 @@ def _gradient_moment(model: nn.Module, layer: str, loot: Loot, *, batch: int = 2
     outputs: list[Tensor] = []
     out, device = len(model.get_parameter(f"{layer}.weight")), next(model.parameters()).device
     moment = torch.zeros(out, out, dtype=torch.float64)
-    handle = model.get_submodule(layer).register_forward_hook(lambda _, args, output: outputs.append(output))
+    module = model.get_submodule(layer)
+    handle = module.register_forward_hook(lambda _, args, output: outputs.append(output))
     try:
         for raw, labels in zip(loot.inputs.split(batch), loot.labels.split(batch), strict=True):
             loss = F.cross_entropy(model(loot.prepare(raw).to(device)), labels.to(device), reduction="sum")
             for pull in torch.autograd.grad(loss, outputs):
-                rows = pull.flatten(0, -2).cpu().double()
+                rows = rows_answered(module, pull).flatten(0, -2).cpu().double()
                 moment += rows.T @ rows
             outputs.clear()
     finally:

@@ -42,10 +42,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from tramark import streams
 from tramark.inject import device_of, loaded
+from tramark.layers import linear_layers
 from tramark.methods.base import Access, Finding, Scene
 from tramark.methods.fedavg import FedAvg
 from tramark.methods.waffle import ClassQuestions, Rehearsal
-from tramark.region import Places, editable_layers
+from tramark.region import Places
 from tramark.server import Incoming, RoundReport, Weights, fold
 from tramark.tracing.suspect import Suspect, SuspectError
 from tramark.weights import Layout, Slot
@@ -88,7 +89,7 @@ class Carrier:
         modules = {name: m for name, m in model.named_modules() if _weight(name) in layout.slots}
         norms = [n for n, m in modules.items() if isinstance(m, (_BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm))]
         convolutions = [n for n, m in modules.items() if isinstance(m, (nn.Conv1d, nn.Conv2d, nn.Conv3d))]
-        linear = editable_layers(model) if any(isinstance(m, nn.Linear) for m in modules.values()) else []
+        linear = linear_layers(model)
         found: list[Self] = []
         for layers, least in ((norms[::-1], 3), (convolutions[::-1], 1), (linear[:-1], 1), (linear, 1)):
             taken: dict[int, tuple[str, Slot, int]] = {}
