@@ -654,6 +654,28 @@ def test_a_layer_is_trained_anew_alone_or_with_the_others(whole: bool, trained: 
     assert float(F.cosine_similarity(old, new, dim=0)) < 0.5
 
 
+def test_a_convolution_is_projected_and_trained_anew(loot: Loot) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10)
+    ).eval()
+    old = net.get_parameter("2.weight").detach()
+    before = predict(net, loot.inputs, prepare=loot.prepare)
+    for attack in (ProjectInputs(0.999), ProjectInputs(0.95, outputs=0.9)):
+        made = attack(net, loot)
+        assert not torch.equal(made.get_parameter("2.weight"), old)
+        assert torch.equal(made.get_parameter("0.weight"), net.get_parameter("0.weight"))
+    after = predict(ProjectInputs(0.999)(net, loot), loot.inputs, prepare=loot.prepare)
+    assert float((before - after).square().mean() / before.square().mean()) < 0.01
+    kept = [
+        torch.linalg.matrix_rank(ProjectInputs(energy)(net, loot).get_parameter("2.weight").flatten(1))
+        for energy in (0.5, 0.999)
+    ]
+    assert kept[0] < kept[1]
+    new = RetrainLayer(1)(net, loot).get_parameter("2.weight").detach()
+    assert float(F.cosine_similarity(old.flatten(), new.flatten(), dim=0)) < 0.5
+
+
 @pytest.fixture
 def huge() -> tuple[nn.Module, Loot, Tensor]:
     """A model with three huge weights that nothing feeds, and where its weights get no gradient."""

@@ -63,6 +63,26 @@ class Untraceable(Residual):
         return super().forward(x if x.sum() > 1e30 else x + 0)
 
 
+class Pooled(nn.Module):
+    """No hidden linear layer: the last convolution must bear the marks, with a norm and a way around behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem, self.conv, self.norm = nn.Conv2d(1, 32, 3), nn.Conv2d(32, 32, 3, padding=1), nn.BatchNorm2d(32)
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = F.relu(self.stem(x))
+        out: Tensor = self.head(F.relu(hidden + self.norm(self.conv(hidden))).mean((2, 3)))
+        return out
+
+
+class UntraceablePooled(Pooled):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x if x.sum() > 1e30 else x + 0)
+
+
 class Tokens(nn.Module):
     """A linear layer that runs on every position of a sequence."""
 
@@ -113,7 +133,7 @@ def confidence(server: TraMark, client: str) -> float:
     return float((said == torch.tensor(key.answers)[:, None]).float().mean())
 
 
-@pytest.mark.parametrize("make", [mlp, convolutional, Residual, Untraceable, Tokens])
+@pytest.mark.parametrize("make", [mlp, convolutional, Residual, Untraceable, Tokens, Pooled, UntraceablePooled])
 def test_written_marks_answer_held_out_variants(make: type[nn.Module]) -> None:
     server = TraMark(make(), ring(questions=16), warmup_rounds=0)
     assert isinstance(server.fleet.region, Subspace)
@@ -140,6 +160,19 @@ def test_a_transformer_is_marked_and_can_be_trained(make: Callable[[], nn.Module
     for _ in range(2):
         assert not server.collect(trained()).refused
         assert [confidence(server, client) for client in CLIENTS] == [1.0] * 4
+
+
+@pytest.mark.parametrize("layers", [(), ("stem", "conv")])
+def test_convolutions_bear_marks_where_no_hidden_linear_layer_could(layers: tuple[str, ...]) -> None:
+    model = Pooled()
+    injection = ClosedForm(layer_names=layers, margin=2)
+    server = TraMark(model, ring(questions=4, pool=32), warmup_rounds=0, injection=injection)
+    before = dict(model.named_parameters())
+    for client in CLIENTS:
+        marked = server.client_model(client).named_parameters()
+        changed = {name for name, weight in marked if not weight.equal(before[name])}
+        assert changed == {f"{layer}.weight" for layer in layers or ("conv",)}
+        assert confidence(server, client) == 1
 
 
 def test_many_positions_are_taken_together(monkeypatch: pytest.MonkeyPatch) -> None:

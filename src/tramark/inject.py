@@ -46,7 +46,7 @@ UNEVEN = 0.1
 PATIENCE = 15
 """A search that has come no nearer in so many steps is given up."""
 
-BRAKE = 0.5
+BRAKE = 0.6
 """An edit may carry back at most this share of the gradient that its layer does, each in its strongest direction."""
 
 
@@ -76,7 +76,7 @@ class ClosedForm:
     layer_names : linear layers or convolutions to write into; by default the last hidden linear one or, if there is
         none, the last convolution.
     margin : by how much the wanted label's logit must beat every other. In a layer that is too small to bear it, less:
-        it comes down, to a sixteenth at least, until it can be reached and the `Brake` lets it pass.
+        it comes down, to a quarter at least, until it can be reached and the `Brake` lets it pass.
     spread : how far apart the logits of the other labels may lie (code answers). Level ones have nothing to say of
         their own in an average of several clients' models, so that it answers as one of the colluders must.
     residual : λ is the largest at which variants that were left out still get 1 − residual of the change asked for.
@@ -91,7 +91,7 @@ class ClosedForm:
     """
 
     layer_names: tuple[str, ...] = ()
-    margin: float = 7.0
+    margin: float = 8.0
     spread: float = 1.0
     residual: float = 0.1
     ridge: float = 0.3
@@ -392,10 +392,10 @@ class Search:
         """The smallest changes that give the answers by the margin, for some clients at a time.
 
         Where a brake is hit, everybody's come anew, by a smaller margin, and likewise where the net's logits do not get
-        as far apart as that; at a sixteenth they come as they are.
+        as far apart as that; at a quarter they come as they are.
         """
         pieces, coarse = self._pieces(), self._coarse()
-        least, done = margin / 16, 0
+        least, done = margin / 4, 0
         near: list[Tensor] | None = None
         while done < len(pieces):
             wanted = self.sheet.answers[pieces[done]]
