@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from tramark.region import Directions, Region, Subspace, load_region, smallest_weights
+from tramark.region import Directions, Places, Region, Subspace, load_region, smallest_weights
 from tramark.weights import Layout
 
 
@@ -95,3 +95,17 @@ def test_regions_survive_a_checkpoint() -> None:
         again = load_region(region.state_dict(), layout)
         assert type(again) is type(region)
         assert torch.equal(again.take(weights), region.take(weights))
+
+
+def test_buffers_and_frozen_parameters_are_no_weights() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    model[2].bias.requires_grad_(False)
+    layout = Layout.of(model)
+    assert layout.size == 12 + 4 + 4 + 4 + 8
+    assert set(layout.buffers) == {"1.running_mean", "1.running_var", "1.num_batches_tracked", "2.bias"}
+    with pytest.raises(ValueError, match="nothing to mark"):
+        Layout.of(nn.ReLU())
+
+
+def test_places_are_places() -> None:
+    assert isinstance(regions(0)[0][0], Places)

@@ -101,13 +101,12 @@ class ClosedForm:
     batch: int = 2**21
 
     def layers(self, model: nn.Module) -> tuple[str, ...]:
-        names = self.layer_names or tuple(editable_layers(model)[:1])
-        modules = dict(model.named_modules())
         known = editable_layers(model)
+        names = self.layer_names or known[:1]
         for name in names:
             if name not in known:
                 raise ValueError(f"no layer {name!r} to write marks into; this model has {', '.join(known)}")
-        return tuple(name for name in modules if name in names)
+        return tuple(name for name, _ in model.named_modules() if name in names)
 
     def begin(self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift) -> Keyring:
         if keyring.assignment == "label":
