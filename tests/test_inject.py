@@ -263,7 +263,7 @@ def test_gradient_steps_equal_the_paper(
 ) -> None:
     monkeypatch.delattr(WholeSteps if late else LateSteps, "gradient")
     steps = GradientSteps(ratio=0.05, rate=0.05, batch_size=batch, summed=summed, late=late)
-    server = TraMark(mlp(), ring(), warmup_rounds=10, injection=steps)
+    server = TraMark(mlp(), ring(train_variants=4), warmup_rounds=10, injection=steps)
     server.keyring = steps.begin(server.model, server.fleet, server.keyring, server.drift)
     options = {"rate": 0.05, "batch": batch, "summed": summed, "passes": 5}
     expected = {client: naive_steps(server, client, **options) for client in CLIENTS}  # type: ignore[arg-type]
@@ -302,6 +302,19 @@ def test_a_sketch_solves_like_the_matrix_it_stands_for() -> None:
     )
 
 
+@pytest.mark.parametrize("share", [0.01, 0.03, 0.3])
+def test_a_ridge_takes_the_share_of_the_energy_that_it_is_asked_for(share: float) -> None:
+    """Of a matrix and of a sketch, whose spectra fall off as those of real layers do."""
+    generator = torch.Generator().manual_seed(0)
+    turn = torch.linalg.qr(torch.randn(300, 300, generator=generator)).Q
+    rows = torch.arange(1, 301).pow(-0.75)[:, None] * turn
+    rows *= (300 / rows.square().sum()).sqrt()
+    energies = rows.square().sum(1)
+    for moment in (SketchedMoment(rows), DenseMoment(rows.T @ rows)):
+        ridge = moment.ridge(share)
+        assert float((energies * ridge / (energies + ridge)).sum() / 300) == pytest.approx(share, rel=0.1)
+
+
 @pytest.mark.parametrize(("sketch", "inputs"), [(256, 40), (256, 300), (64, 300)])
 def test_drift_reveals_which_inputs_a_layer_sees(sketch: int, inputs: int) -> None:
     """As a matrix, as an exact sketch, and as one with far fewer rows than the updates have."""
@@ -309,7 +322,7 @@ def test_drift_reveals_which_inputs_a_layer_sees(sketch: int, inputs: int) -> No
     first = nn.Linear(inputs, 30)
     model = nn.Sequential(first, nn.ReLU(), nn.Linear(30, 4))
     layout = Layout.of(model)
-    drift = Drift(layout, ("0.weight",), sketch=sketch)
+    drift = Drift(layout, ("0.weight",), sketch=sketch, dense=256)
     used = torch.linalg.qr(torch.randn(inputs, 5)).Q
     for _ in range(3):
         for _ in range(4):

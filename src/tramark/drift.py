@@ -3,8 +3,8 @@
 The update of a linear layer, ΔW, is a sum of outer products of output gradients with the layer's inputs on a client's
 data. So Σ ΔWᵀΔW tells in which directions those inputs lie: up to scale, it stands in for their second moment C, which
 the server could not know otherwise. It is estimated as updates stream by, one round averaged into the next with weight
-½. It is kept as a sketch A of some hundred rows with C ≈ AᵀA, which costs little more than reading the updates, or as
-the matrix itself in layers with no more inputs than that.
+½. It is kept as a sketch A of some hundred rows with C ≈ AᵀA, which costs little more than reading the updates, or, in
+layers that are not too wide for it, as the matrix itself, which is nearer to the truth.
 
 By the same token Σ ΔWΔWᵀ tells in which directions the gradients at the layer's output lie, G: which of its changes the
 task feels, and which gradients would run back through them. Few directions hold most of it, so a sketch of some of the
@@ -29,6 +29,9 @@ class Moment(Protocol):
     def solve(self, right: Tensor, ridge: float) -> Tensor:
         """(C + ridge·I)⁻¹ right, for an in × N matrix."""
 
+    def ridge(self, share: float) -> float:
+        """The ridge that takes a share of C's energy away: the mean of ridge / (c + ridge) over its energy c."""
+
 
 @dataclass(frozen=True, eq=False)
 class DenseMoment:
@@ -40,6 +43,9 @@ class DenseMoment:
         damped = self.matrix.clone()
         damped.diagonal().add_(ridge)
         return torch.cholesky_solve(right, torch.linalg.cholesky(damped))
+
+    def ridge(self, share: float) -> float:
+        return _ridge(self.matrix, share)
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +60,10 @@ class SketchedMoment:
         inner = torch.cholesky_solve(self.rows @ right, torch.linalg.cholesky(gram))
         return (right - self.rows.T @ inner) / ridge
 
+    def ridge(self, share: float) -> float:
+        lower = self._gram.tril()
+        return _ridge(lower + lower.tril(-1).T, share)
+
     @cached_property
     def _gram(self) -> Tensor:
         """A Aᵀ; of the upper half, which a factorisation does not read, only what is next to the lower one."""
@@ -63,6 +73,40 @@ class SketchedMoment:
             stop = start + 128
             gram[start:stop, :stop] = self.rows[start:stop] @ self.rows[:stop].T
         return gram
+
+
+def _ridge(matrix: Tensor, share: float, *, steps: int = 32) -> float:
+    """The ridge that takes a share of a symmetric matrix's energy away.
+
+    By Lanczos' method: after some steps from a random vector, a small matrix has eigenvalues that stand for the large
+    one's, and its eigenvectors tell how many of them each one stands for.
+    """
+    start = torch.randn(len(matrix), generator=torch.Generator().manual_seed(0)).to(matrix)
+    found = [start / start.norm()]
+    steps = min(steps, len(matrix))
+    small = torch.zeros(steps, steps, dtype=torch.float64)
+    for step in range(steps):
+        basis = torch.stack(found)
+        ahead = matrix @ found[-1]
+        along = basis @ ahead
+        small[step, step] = along[-1]
+        # Twice: rounding would let directions that were there already come in again.
+        ahead = ahead - basis.T @ along
+        ahead = ahead - basis.T @ (basis @ ahead)
+        length = ahead.norm()
+        if step + 1 == steps or length <= 1e-6 * start.norm():
+            break
+        small[step, step + 1] = small[step + 1, step] = length
+        found.append(ahead / length)
+    values, vectors = torch.linalg.eigh(small[: len(found), : len(found)])
+    values, energy = values.clamp_min(0), float(matrix.trace()) / len(matrix)
+    low, high = -20.0, 20.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        ridge = math.exp(middle)
+        taken = float((vectors[0].square() * values * ridge / (values + ridge)).sum()) / energy
+        low, high = (middle, high) if taken < share else (low, middle)
+    return math.exp(low)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +139,8 @@ class Drift:
     layout : the model's layout.
     layers : names of the layers' weight tensors.
     device : where the matrices live.
-    sketch : rows of the sketch; layers with no more inputs than that keep a matrix.
+    sketch : rows of the sketch.
+    dense : layers with no more inputs than that keep a matrix.
     columns : of the updates, all clients' together, that are kept a round to see how the data pulls at the outputs;
         layers with no more inputs and outputs than that keep a matrix.
     """
@@ -107,11 +152,13 @@ class Drift:
         *,
         device: torch.device | str = "cpu",
         sketch: int = 1024,
+        dense: int = 2048,
         columns: int = 256,
     ) -> None:
         self.slots: dict[str, Slot] = {layer: layout.slots[layer] for layer in layers}
         self.device = torch.device(device)
         self.sketch = sketch
+        self.dense = dense
         self.columns = columns
         self.rounds = 0
         self._seen = 0
@@ -128,7 +175,9 @@ class Drift:
         """Fold in one client's updates of the layers."""
         for number, (layer, update) in enumerate((layer, updates[layer]) for layer in self.slots):
             update = update.view(len(update), -1).to(self.device, torch.float32)
-            self._fold(f"moment.{layer}", update, self.sketch, start=self._seen * len(update), seed=2 * number)
+            # A matrix is made of as many rows as it has, so that next to nothing of it is lost.
+            rows = max(self.sketch, update.shape[1]) if update.shape[1] <= self.dense else self.sketch
+            self._fold(f"moment.{layer}", update, rows, start=self._seen * len(update), seed=2 * number)
             if self._small(layer):
                 name, own = f"pull.{layer}", update @ update.T
                 self._sum[name] = self._sum[name] + own if name in self._sum else own
@@ -158,7 +207,7 @@ class Drift:
         for name, total in self._sum.items():
             kind, _, layer = name.partition(".")
             width, old = total.shape[1], self._average.get(name)
-            dense = width <= self.sketch if kind == "moment" else self._small(layer)
+            dense = width <= self.dense if kind == "moment" else self._small(layer)
             if dense and kind == "moment":
                 total = total.T @ total
             energy = total.trace() if dense else torch.linalg.vector_norm(total).square()
@@ -187,7 +236,7 @@ class Drift:
         kept = self._average.get(f"moment.{layer}")
         if kept is None:
             return DenseMoment(torch.eye(inputs, device=self.device))
-        return DenseMoment(kept) if inputs <= self.sketch else SketchedMoment(kept)
+        return DenseMoment(kept) if inputs <= self.dense else SketchedMoment(kept)
 
     def pull(self, layer: str, ridge: float, *, rank: int = 32) -> Pull:
         """The estimate of G for a layer; before any update has been seen, all directions count alike."""
@@ -218,7 +267,7 @@ class Drift:
         for layer, slot in self.slots.items():
             out, inputs = slot.shape[0], slot.shape[1:].numel()
             pull = (out, out) if self._small(layer) else (min(inputs, self.columns), out)
-            shapes = {"moment": (min(inputs, self.sketch), inputs), "pull": pull}
+            shapes = {"moment": (inputs if inputs <= self.dense else self.sketch, inputs), "pull": pull}
             for kind, wanted in shapes.items():
                 kept = state.get(f"{kind}.{layer}")
                 if kept is not None and tuple(kept.shape) != wanted:

@@ -35,7 +35,7 @@ class Observer(Protocol):
         """The names of those tensors."""
 
     def observe(self, updates: Mapping[str, Tensor]) -> None:
-        """One client's updates of them."""
+        """One client's updates of them, in memory that the next one's are written to."""
 
 
 class UpdateError(ValueError):
@@ -99,17 +99,17 @@ class Fleet:
         own = {} if client is None else {name: self.sent(client, name) for name in self._marked}
         return self.layout.state(self.base, self.buffers, own)
 
-    def sent(self, client: str, name: str) -> Tensor:
+    def sent(self, client: str, name: str, *, out: Tensor | None = None) -> Tensor:
         """One tensor of a client's model, as precisely as the server knows it."""
         slot, row = self.layout.slots[name], self._row(client)
-        tensor = slot.of(self.base).clone()
+        tensor = slot.of(self.base).clone() if out is None else out.copy_(slot.of(self.base))
         if self.region is not None:
             self.region.put_in(slot, tensor, self.marks[row], self._own(self.region))
         return tensor
 
-    def update(self, client: str, name: str, returned: Tensor) -> Tensor:
+    def update(self, client: str, name: str, returned: Tensor, *, out: Tensor | None = None) -> Tensor:
         """How far one tensor of a client's model has moved: returned − sent, as it was sent in the model's dtype."""
-        sent = self.sent(client, name)
+        sent = self.sent(client, name, out=out)
         dtype = self.layout.slots[name].dtype
         return torch.sub(returned.to(sent.device, sent.dtype), sent.to(dtype).to(sent.dtype), out=sent)
 
@@ -193,13 +193,17 @@ class Aggregation:
     taken: dict[str, float] = field(default_factory=dict)
     _sum: Tensor = field(init=False, repr=False)
     _apart: set[str] = field(init=False, repr=False)
+    _room: dict[str, Tensor] = field(init=False, repr=False)
+    """Where the updates that are shown are worked out: fresh memory for each client would take longer than the sums."""
     _buffers: dict[str, Tensor] = field(init=False, repr=False)
     _marks: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         fleet = self.fleet
         self._sum = torch.zeros(fleet.layout.size, dtype=torch.float64)
-        self._apart = fleet._marked | set(self.observer.layers if self.observer else ())
+        shown = set(self.observer.layers if self.observer else ())
+        self._apart = fleet._marked | shown
+        self._room = {name: torch.empty_like(fleet.layout.slots[name].of(fleet.base)) for name in shown}
         self._buffers = {n: torch.zeros(t.shape, dtype=torch.float64) for n, t in fleet.buffers.items()}
 
     def add(self, client: str, state: State, weight: float = 1.0) -> None:
@@ -222,7 +226,7 @@ class Aggregation:
             if name not in self._apart:
                 _fold(slot.of(self._sum), state[name], slot.of(fleet.base), slot.dtype, weight)
                 continue
-            update = fleet.update(client, name, state[name])
+            update = fleet.update(client, name, state[name], out=self._room.get(name))
             for some, moved in zip(_pieces(slot.of(self._sum)), _pieces(update), strict=True):
                 some.add_(moved, alpha=weight)
             if isinstance(fleet.region, Places):
@@ -269,8 +273,8 @@ class Aggregation:
             fleet.rebase(base)
         for row, mark in self._marks.items():
             fleet.marks[row] = mark
-        # The largest thing that a round needs, and the round goes on without it.
-        self._sum = self._sum.new_empty(0)
+        # The largest things that a round needs, and the round goes on without them.
+        self._sum, self._room = self._sum.new_empty(0), {}
 
     def _mean(self, base: Tensor) -> Tensor:
         """The mean update added to a base, in place and in pieces: a whole quotient would be two models large."""

@@ -80,8 +80,9 @@ class ClosedForm:
     spread : how far apart the logits of the other labels may lie (code answers). Level ones have nothing to say of
         their own in an average of several clients' models, so that it answers as one of the colluders must.
     residual : λ is the largest at which variants that were left out still get 1 − residual of the change asked for.
-    ridge : what is added to M, whose eigenvalues have mean 1, and so how near to the clients' data marks are written.
-        The larger, the harder they are to scrub off, and the more the task feels them.
+    near : how near to the clients' data marks are written: M's ridge takes this share of the energy of the layer's
+        inputs away. The larger, the harder marks are to scrub off, and the more the task feels them.
+    ridge : that ridge itself, instead; M's eigenvalues have mean 1.
     pull_ridge : what is added to G, the second moment of the gradients at the layer's outputs, whose eigenvalues have
         mean 1, too. The smaller, the less marks lie where the task's gradients pull.
     calm : one in so many candidate questions is considered: those of which the base has least of an opinion. It has to
@@ -94,7 +95,8 @@ class ClosedForm:
     margin: float = 8.0
     spread: float = 1.0
     residual: float = 0.1
-    ridge: float = 0.3
+    near: float = 0.03
+    ridge: float | None = None
     pull_ridge: float = 1.0
     calm: int = 8
     steps: int = 100
@@ -122,7 +124,7 @@ class ClosedForm:
                 opinions.append(logits.amax(1) - logits.mean(1))
         calm = torch.cat(opinions).argsort()[: max(keyring.pool // self.calm, 2 * keyring.questions)]
         moment = drift.moment(f"{layer}.weight")
-        picks = tell_apart(torch.cat(features)[calm], moment, self.ridge, keyring.questions)
+        picks = tell_apart(torch.cat(features)[calm], moment, self._ridge(moment), keyring.questions)
         return keyring.choose(calm[picks].tolist())
 
     def inject(self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift) -> None:
@@ -135,7 +137,7 @@ class ClosedForm:
             edits, brakes, pulls = [], [], []
             for layer, fed in zip(layers, _inputs_of(model, layers, sheet.inputs, run), strict=True):
                 moment = drift.moment(f"{layer}.weight")
-                edits.append(write_directions(fed, sheet.owner, moment, self.ridge, self.residual))
+                edits.append(write_directions(fed, sheet.owner, moment, self._ridge(moment), self.residual))
                 pulls.append(drift.pull(f"{layer}.weight", self.pull_ridge))
                 brakes.append(
                     Brake.of(model.get_parameter(f"{layer}.weight").detach().flatten(1), edits[-1], pulls[-1])
@@ -155,6 +157,9 @@ class ClosedForm:
                 turned = [(change @ brake.triangle.T).flatten(1) for change, brake in zip(changes, brakes, strict=True)]
                 torch.add(own, torch.cat(turned, dim=1).to("cpu", fleet.base.dtype), out=marks[some])
         fleet.settle(region, marks)
+
+    def _ridge(self, moment: Moment) -> float:
+        return moment.ridge(self.near) if self.ridge is None else self.ridge
 
 
 @dataclass(frozen=True)
@@ -547,7 +552,7 @@ class Brake:
     @classmethod
     def of(cls, weight: Tensor, edit: Tensor, pull: Pull) -> "Brake":
         basis, triangle = torch.linalg.qr(edit)
-        return cls(BRAKE * _gain(pull.root(weight)), basis, triangle, pull)
+        return cls(BRAKE * _gain(weight, pull), basis, triangle, pull)
 
     def excess(self, change: Tensor) -> float:
         """How many times larger than allowed the largest of all clients' changes is; at most 1 may pass."""
@@ -568,13 +573,17 @@ def _excess(changes: Sequence[Tensor], brakes: Sequence[Brake]) -> float:
     return max(brake.excess(change) for brake, change in zip(brakes, changes, strict=True))
 
 
-def _gain(matrix: Tensor) -> float:
-    """The largest singular value, to within a few per cent, by power iteration on a few vectors at once."""
+def _gain(matrix: Tensor, pull: Pull) -> float:
+    """The largest singular value of a layer's matrix as the pull weighs it, to within a few per cent.
+
+    By power iteration on a few vectors at once; the weighed matrix is never formed.
+    """
     generator = torch.Generator().manual_seed(0)
     vectors = torch.randn(matrix.shape[1], 8, generator=generator).to(matrix)
     for _ in range(3):
-        vectors = ((matrix @ F.normalize(vectors, dim=0)).T @ matrix).T
-    return float(torch.linalg.matrix_norm(matrix @ torch.linalg.qr(vectors).Q, ord=2))
+        answers = pull.root(pull.root(matrix @ F.normalize(vectors, dim=0)))
+        vectors = (answers.T @ matrix).T
+    return float(torch.linalg.matrix_norm(pull.root(matrix @ torch.linalg.qr(vectors).Q), ord=2))
 
 
 def tell_apart(features: Tensor, moment: Moment, ridge: float, count: int) -> list[int]:

@@ -66,7 +66,7 @@ class Keyring:
     assignment: Assignment = "code"
     questions: int = 16
     pool: int = 640
-    train_variants: int = 4
+    train_variants: int = 2
     held_out_variants: int = 4
     chosen: tuple[int, ...] = ()
     departed: frozenset[str] = frozenset()
@@ -127,7 +127,7 @@ class Keyring:
             assignment=assignment,
             questions=count if code else 1,
             pool=pool or (max(640, 10 * count) if code else classes),
-            train_variants=train_variants or (4 if code else 100),
+            train_variants=train_variants or (2 if code else 100),
             held_out_variants=held_out_variants or (4 if code else 100),
             chosen=tuple(range(count)) if code else (),
         )
