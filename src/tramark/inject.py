@@ -44,7 +44,11 @@ UNEVEN = 0.1
 """How much it counts if the other labels lie too far apart, beside a margin that lacks as much."""
 
 PATIENCE = 15
-"""A search that has come no nearer in so many steps is given up."""
+"""A search that has come no nearer in so many steps is given up, and likewise one that has the margin, nearly, and in so
+many more has not brought the other labels level."""
+
+NEARLY = 0.1
+"""What share of the margin may be lacking where the search ends like that."""
 
 BRAKE = 0.6
 """An edit may carry back at most this share of the gradient that its layer does, each in its strongest direction."""
@@ -433,7 +437,8 @@ class Search:
 
         Each step moves every (client, question) along the gradient of its margin by just as much as it still lacks, as
         if the margin were linear; there is no step size to choose. Gives also whether there are such changes; if not,
-        they come as near to it as they can.
+        they come as near to it as they can. Labels that cannot be brought level are not in the way: one of them would
+        take the margin from everybody.
         """
         clients, questions = wanted.shape
         if near is None:
@@ -447,16 +452,14 @@ class Search:
         least = torch.full((clients,), torch.inf, device=wanted.device)
         before = torch.full((clients, questions), torch.inf, device=wanted.device)
         pace = torch.ones(clients, questions, device=wanted.device)
-        reached, stalled = math.inf, 0
+        reached, stalled, waited = math.inf, 0, 0
         for _ in range(self.steps):
             changes = [change.detach().requires_grad_() for change in changes]
             logits = self._answer(changes)
-            own = logits.gather(1, labels.clamp_min(0)[:, None])[:, 0]
-            others = logits.scatter(1, labels.clamp_min(0)[:, None], -torch.inf).amax(1)
+            short, others = _short(logits, labels, margin)
             # A variant counts by what it lacks, so that none comes or goes at a jump.
-            lacking = (margin - (own - others)).clamp_min(0).square()
             uneven = (others[:, None] - logits - self.spread).clamp_min(0).square().sum(1)
-            lacking = torch.where(asked, lacking + UNEVEN * uneven, 0).view(clients, -1)
+            lacking = torch.where(asked, short.square() + UNEVEN * uneven, 0).view(clients, -1)
             steepest = torch.autograd.grad(lacking.sum() / 2, changes)
             changes, lacking = [change.detach() for change in changes], lacking.detach()
             missing = lacking @ member
@@ -466,7 +469,8 @@ class Search:
             if float(lacking.max().sqrt()) <= self.tolerance * margin:
                 return best, True
             reached, stalled = (float(least.sum()), 0) if least.sum() < 0.98 * reached else (reached, stalled + 1)
-            if stalled == PATIENCE:
+            waited = waited + 1 if float(short.detach().max()) <= NEARLY * margin else 0
+            if PATIENCE in (stalled, waited):
                 break
             # Where a step made things worse, the margin bends or another question interfered: go on more slowly.
             pace = torch.where(missing > before, 0.5 * pace, (1.2 * pace).clamp_max(1))
@@ -481,7 +485,9 @@ class Search:
             astray = missing.sum(1) > 2 * least
             pace[astray] *= 0.5
             changes = _chosen(astray, best, moved)
-        return best, False
+        with torch.no_grad():
+            short, _ = _short(self._answer(best), labels, margin)
+        return best, float(short.max()) <= NEARLY * margin
 
     def _answer(self, changes: Sequence[Tensor]) -> Tensor:
         """Everyone's logits for the whole sheet, one client after another."""
@@ -558,6 +564,13 @@ class Brake:
         """How many times larger than allowed the largest of all clients' changes is; at most 1 may pass."""
         edits = self.pull.root(change @ self.triangle.T)
         return float(torch.linalg.eigvalsh(edits.mT @ edits).max().clamp_min(0).sqrt()) / self.limit
+
+
+def _short(logits: Tensor, labels: Tensor, margin: float) -> tuple[Tensor, Tensor]:
+    """What each answer's margin lacks, and the largest logit of another label; nothing where nothing is asked (-1)."""
+    column = labels.clamp_min(0)[:, None]
+    others = logits.scatter(1, column, -torch.inf).amax(1)
+    return torch.where(labels >= 0, (margin - (logits.gather(1, column)[:, 0] - others)).clamp_min(0), 0), others
 
 
 def _chosen(who: Tensor, ones: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
