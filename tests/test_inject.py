@@ -451,6 +451,19 @@ def test_the_labels_that_were_not_asked_for_are_level() -> None:
     assert apart(0.5) < 1.1 < 2 < apart(torch.inf)
 
 
+def test_labels_that_cannot_be_brought_level_take_the_margin_from_nobody() -> None:
+    """Nothing can be more level than level."""
+    model = mlp()
+    model.get_parameter("5.weight").data *= 10
+    server = TraMark(model, ring(questions=4), warmup_rounds=0, injection=ClosedForm(margin=3, spread=-0.2))
+    inputs = server.keyring.inputs(server.keyring.key("a"), "train")[:, 0]
+    own = F.one_hot(server.keyring.codebook(), 10).bool()
+    with torch.no_grad():
+        logits = torch.stack([server.client_model(client)(inputs) for client in CLIENTS])
+    leads = logits[own].view(own.shape[:2]) - logits.masked_fill(own, -torch.inf).amax(-1)
+    assert leads.min() >= 0.9 * 3
+
+
 def test_questions_are_chosen_of_which_the_base_has_no_opinion() -> None:
     server = TraMark(mlp(), ring(questions=8, pool=64), warmup_rounds=0)
     candidates = server.keyring.raw(range(64), "train")[:, 0]

@@ -44,8 +44,8 @@ UNEVEN = 0.1
 """How much it counts if the other labels lie too far apart, beside a margin that lacks as much."""
 
 PATIENCE = 15
-"""A search that has come no nearer in so many steps is given up, and likewise one that has the margin, nearly, and in so
-many more has not brought the other labels level."""
+"""A search that has come no nearer in so many steps is given up, and likewise one that has had the margin, nearly, for
+so many without bringing the other labels level."""
 
 NEARLY = 0.1
 """What share of the margin may be lacking where the search ends like that."""
