@@ -1,8 +1,10 @@
 """What it costs a thief who knows the method to scrub a mark off, and what it costs the task to make that hard.
 
 A federation is warmed up once, unmarked. From there marks are written in several ways: with different numbers of
-questions, nearer to or farther from the clients' data (`ClosedForm.ridge`), with more or less regard to the outputs at
-which its gradients pull (`pull_ridge`), and so on for the other parameters of `ClosedForm`. Some clients train their
+questions, nearer to or farther from the clients' data (`ClosedForm.near`, or `ridge`), with more or less regard to the
+outputs at which its gradients pull (`pull_ridge`), and so on for the other parameters of `ClosedForm`; or, with
+`--rates`, trained in the paper's places instead (the smallest weights of each tensor, as in its code), at learning
+rates at which that leaves a mark. Some clients train their
 models once more, and then keep of the edited layer only the directions that hold a share of the energy of their own
 data (`project-inputs`); `0.95/0.9` means 95 % of the inputs' energy, but nothing is taken off the outputs that hold 90
 % of the gradients'. A row gives the accuracy of the issued models, how far their answers on test images are from the
@@ -11,7 +13,7 @@ through the marks on clients' data and how much of the layer's output is theirs 
 the projection costs the thief, and what it leaves of the mark: the share of right answers, and how many thieves are
 named at a bound of 10⁻⁶. `--sketch` is how many rows the server keeps of the clients' updates.
 
-    python benchmarks/frontier.py --ridges 0.02 0.5 2 10 --questions 16 32 --scrubs 0.99 0.95/0.9 --json
+    python benchmarks/frontier.py --nears 0.01 0.03 0.1 --questions 16 32 --scrubs 0.99 0.95/0.9 --json
 """
 
 import argparse
@@ -19,7 +21,7 @@ import copy
 import itertools
 import json
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +36,14 @@ from tramark.federation.checkpoint import warm_start
 from tramark.federation.client import accuracy
 from tramark.federation.run import Settings, prepare
 from tramark.federation.simulator import Simulation
-from tramark.inject import ClosedForm
+from tramark.inject import ClosedForm, GradientSteps
 from tramark.methods.tramark import Traced
 
 NETS = {"fashion-mnist": "cnn", "cifar-10": "small-cnn"}
+
+CLOSED_FORM = ("near", "ridge", "pull_ridge", "margin", "spread", "calm")
+STEPS = ("rate", "passes")
+"""What tells one way of each kind from another."""
 
 
 class Study:
@@ -77,27 +83,29 @@ class Study:
         [pull] = torch.autograd.grad(loss, out)
         return _ratio(pull @ edit, pull @ own), _ratio(fed @ edit.T, fed @ own.T)
 
-    def marked(self, questions: int, injection: ClosedForm) -> Traced:
+    def marked(self, questions: int, injection: ClosedForm | GradientSteps) -> Traced:
         old = self.warm.keyring
         keyring = Keyring.generate(
             clients=old.clients, classes=old.classes, triggers=old.triggers, secret=old.secret, questions=questions
         )
         server = Traced(self.warm.base_model(), keyring, warmup_rounds=1, injection=injection)
-        server.drift.sketch = self.warm.drift.sketch
+        server.drift.sketch, server.drift.dense = self.warm.drift.sketch, self.warm.drift.dense
         server.drift.load_state_dict(self.warm.drift.state_dict())
         server.mark()
         return server
 
-    def rows(self, questions: int, injection: ClosedForm, scrubs: Sequence[ProjectInputs]) -> list[Any]:
+    def rows(
+        self, questions: int, injection: ClosedForm | GradientSteps, scrubs: Sequence[ProjectInputs]
+    ) -> list[dict[str, Any]]:
         server = self.marked(questions, injection)
         issued = [server.client_model(client) for client in self.clients]
         trained = [self._trained(model, number) for number, model in enumerate(issued)]
-        common: dict[str, Any] = {"questions": questions, "ridge": injection.ridge, "pull_ridge": injection.pull_ridge}
-        common |= {"margin": injection.margin, "spread": injection.spread, "calm": injection.calm}
-        common |= {"ma_issued": _mean(map(self.accuracy, issued))}
-        common["kl_issued"] = _mean(map(self.divergence, issued))
-        shares = [self.share(model, number) for number, model in enumerate(issued)]
-        common |= {"back": _mean(back for back, _ in shares), "output": _mean(output for _, output in shares)}
+        fields = CLOSED_FORM if isinstance(injection, ClosedForm) else STEPS
+        common: dict[str, Any] = {"questions": questions} | {name: getattr(injection, name) for name in fields}
+        common |= {"ma_issued": _mean(map(self.accuracy, issued)), "kl_issued": _mean(map(self.divergence, issued))}
+        if isinstance(injection, ClosedForm):
+            shares = [self.share(model, number) for number, model in enumerate(issued)]
+            common |= {"back": _mean(back for back, _ in shares), "output": _mean(output for _, output in shares)}
         rows = [{**common, "scrub": None, **self._left(server, trained)}]
         for scrub in scrubs:
             scrubbed = [scrub(model, self._loot(number)) for number, model in enumerate(trained)]
@@ -144,7 +152,8 @@ def _warmed_up(options: argparse.Namespace) -> Simulation:
     with prepare(settings, workers=None) as simulation:
         simulation.evaluation_samples = 100
         assert isinstance(simulation.method, Traced)
-        simulation.method.drift.sketch = options.sketch
+        if options.sketch is not None:
+            simulation.method.drift.sketch = simulation.method.drift.dense = options.sketch
         for _ in range(options.rounds):
             simulation.step()
     return simulation
@@ -156,17 +165,33 @@ def _from(run: Path) -> Simulation:
     return simulation
 
 
+def _ways(options: argparse.Namespace) -> Iterator[ClosedForm | GradientSteps]:
+    for rate in options.rates or ():
+        yield GradientSteps(rate=rate, passes=options.passes, per_tensor=True, batch_size=32)
+    if options.rates:
+        return
+    # In the order of CLOSED_FORM.
+    lists = (options.nears, options.ridges, options.pull_ridges, options.margins, options.spreads, options.calms)
+    for values in itertools.product(*lists):
+        yield ClosedForm(**dict(zip(CLOSED_FORM, values, strict=True)))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", choices=NETS, default="fashion-mnist")
     parser.add_argument("--rounds", type=int, default=12, help="of warm-up")
-    parser.add_argument("--ridges", type=float, nargs="+", default=[0.02, 0.5, 2, 4, 16])
+    parser.add_argument("--nears", type=float, nargs="+", default=[ClosedForm.near])
+    parser.add_argument("--ridges", type=float, nargs="+", default=[None], help="instead of what --nears says")
     parser.add_argument("--pull-ridges", type=float, nargs="+", default=[1.0])
     parser.add_argument("--questions", type=int, nargs="+", default=[32])
     parser.add_argument("--margins", type=float, nargs="+", default=[ClosedForm.margin])
     parser.add_argument("--spreads", type=float, nargs="+", default=[ClosedForm.spread])
     parser.add_argument("--calms", type=int, nargs="+", default=[ClosedForm.calm])
-    parser.add_argument("--sketch", type=int, default=1024, help="rows kept of the clients' updates")
+    parser.add_argument(
+        "--rates", type=float, nargs="+", help="of gradient steps in places, instead of the closed form"
+    )
+    parser.add_argument("--passes", type=int, default=20, help="of those steps over the questions")
+    parser.add_argument("--sketch", type=int, help="rows kept of the clients' updates, in wider layers than that")
     parser.add_argument("--warm-from", type=Path, help="folder of a run whose warm-up is taken instead of a new one")
     parser.add_argument(
         "--scrubs", type=_scrub, nargs="*", default=list(map(_scrub, ["0.999", "0.99", "0.98", "0.95/0.9"]))
@@ -181,9 +206,7 @@ def main() -> None:
     base = study.accuracy(study.warm.base_model())
     rows: list[dict[str, Any]] = []
     for questions in options.questions:
-        ways = itertools.product(options.ridges, options.pull_ridges, options.margins, options.spreads, options.calms)
-        for ridge, pull, margin, spread, calm in ways:
-            injection = ClosedForm(ridge=ridge, pull_ridge=pull, margin=margin, spread=spread, calm=calm)
+        for injection in _ways(options):
             new = study.rows(questions, injection, options.scrubs)
             rows += [{"data": simulation.dataset.name, "ma_base": base, **row} for row in new]
             if not options.json:
