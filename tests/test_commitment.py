@@ -154,7 +154,8 @@ def test_whatever_is_changed_in_an_opening_of_answers_is_noticed() -> None:
 def test_whatever_is_changed_in_an_opening_of_questions_is_noticed() -> None:
     keyring = ring()
     commitment, leaves = c.commit(keyring, KEY, vault="v", time="t")
-    proof = c.prove_questions(keyring, {1: [4, 6], 6: [7]}, commitment, leaves)
+    first = keyring.train_variants
+    proof = c.prove_questions(keyring, {1: [first, first + 2], 6: [first + 3]}, commitment, leaves)
     right = c.verify_questions(proof, [commitment])
     for wrong in mutations(proof):
         assert isinstance(wrong, dict)

@@ -45,7 +45,7 @@ class Keyring:
 
     >>> ring = Keyring.generate(clients=["alice", "bob"], classes=10, input_shape=(1, 28, 28))
     >>> ring.inputs(ring.key("alice"), "train").shape    # questions × variants × input
-    torch.Size([32, 4, 1, 28, 28])
+    torch.Size([32, 2, 1, 28, 28])
     >>> ring.join("carol").key("alice") == ring.key("alice")    # nobody else's key changes
     True
 
