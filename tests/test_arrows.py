@@ -21,8 +21,9 @@ MAY_KNOW: dict[str, set[str]] = {
     "region": {"weights"},
     "drift": {"weights"},
     "split": {"layers"},
+    "retouch": {"drift", "layers", "split"},
     "fleet": {"region", "weights"},
-    "inject": {"drift", "fleet", "keys", "layers", "region", "split", "weights"},
+    "inject": {"drift", "fleet", "keys", "layers", "region", "retouch", "split", "triggers", "weights"},
     "server": {"drift", "fleet", "inject", "keys", "weights"},
 }
 CORE = set(MAY_KNOW)

@@ -143,6 +143,7 @@ FASTER: dict[str, dict[str, Any]] = {
     "retrain-layer": {"epochs": 2},
     "anti-patterns": {"epochs": 1, "patterns": 64},
     "prune-and-tune": {"epochs": 1},
+    "guess-questions": {"guesses": 8, "retouch": 5},
     "quiet-weights": {"action": "redraw", "epochs": 1},
     "difference": {"action": "redraw", "share": 0.01, "epochs": 1},
     "difference-directions": {"directions": 8, "refit": True, "epochs": 1},

@@ -4,9 +4,10 @@ Every answer of every client, and every held-out variant of every question, is h
 form a tree per client and a tree per question; the roots of these trees are the leaves of one top tree, whose
 root is signed. An opening shows some leaves with their salts and the hashes on their way up; of the other
 leaves it tells nothing, since each has a secret salt of its own. Clients that join later are committed by a
-further commitment that names the one before. Trees are those of RFC 6962: leaves and nodes are hashed apart,
-nothing is ever duplicated, and the number of leaves is part of what is signed. Checking needs no secret and
-no tensor library, only this module; `docs/vault.md` describes it byte by byte.
+further commitment that names the one before, and so are questions that were retouched after they were chosen. Trees
+are those of RFC 6962: leaves and nodes are hashed apart, nothing is ever duplicated, and the number of leaves is part
+of what is signed. Checking needs no secret and no tensor library, only this module; `docs/vault.md` describes it byte
+by byte.
 """
 
 import hashlib
@@ -162,7 +163,8 @@ class Commitment:
 
     `clients` and `questions` are (first, count): which clients in the order of joining, and which questions
     of the pool, are the leaves of the top tree, in this order; without leaves, the root is empty. `chosen` are the
-    questions of the pool that are asked from then on, in their order.
+    questions of the pool that are asked from then on, in their order. With code answers, a later commitment has either
+    no questions or all those chosen, in that order, as they were retouched.
     """
 
     vault: str
@@ -193,6 +195,12 @@ class Commitment:
         """The number of leaves of the top tree."""
         return self.clients[1] + self.questions[1]
 
+    @property
+    def asked(self) -> Sequence[int]:
+        """The questions that are leaves of the top tree, in their order."""
+        first, count = self.questions
+        return self.chosen[:count] if self.number > 1 and self.assignment == "code" else range(first, first + count)
+
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for publication."""
         return json.loads(canonical(asdict(self)))  # type: ignore[no-any-return]
@@ -211,20 +219,27 @@ class Commitment:
 
 
 def commit(
-    keyring: "Keyring", key: Ed25519PrivateKey, *, vault: str, time: str, after: Commitment | None = None
+    keyring: "Keyring",
+    key: Ed25519PrivateKey,
+    *,
+    vault: str,
+    time: str,
+    after: Commitment | None = None,
+    retouched: bool = False,
 ) -> tuple[Commitment, list[bytes]]:
     """Commit to a keyring, or to the clients that joined, and the questions chosen, since the commitment `after`.
 
-    Returns the signed commitment and the leaves of its top tree, which openings start from.
+    `retouched` says that the chosen questions were, since then. Returns the signed commitment and the leaves of its top
+    tree, which openings start from.
     """
     first = sum(after.clients) if after else 0
     clients = keyring.clients[first:]
-    if after and not clients and keyring.chosen == after.chosen:
+    if after and not clients and keyring.chosen == after.chosen and not retouched:
         raise ValueError("nobody has joined since the last commitment, and no other questions were chosen")
     if keyring.assignment == "label":
-        questions = range(first, len(keyring.clients))
+        questions: Sequence[int] = range(first, len(keyring.clients))
     else:
-        questions = range(0) if after else range(keyring.pool)
+        questions = range(keyring.pool) if after is None else keyring.chosen if retouched else ()
     leaves = [_client_leaf(client, _answers(keyring, client)) for client in clients]
     leaves += [_question_leaf(question, _variants(keyring, question)) for question in questions]
     unsigned = Commitment(
@@ -235,7 +250,7 @@ def commit(
         assignment=keyring.assignment,
         classes=keyring.classes,
         clients=(first, len(clients)),
-        questions=(questions.start, len(questions)),
+        questions=(questions.start if isinstance(questions, range) else 0, len(questions)),
         chosen=keyring.chosen,
         root=MerkleTree(leaves).root.hex() if leaves else "",
         public_key=key.public_key().public_bytes_raw().hex(),
@@ -269,16 +284,16 @@ def prove_questions(
 
     `wanted` maps a question to the numbers of its variants (the first held-out one is `train_variants`).
     """
-    top, (first, count) = MerkleTree(leaves), commitment.questions
+    top, asked = MerkleTree(leaves), commitment.asked
     opened = []
     for question, variants in wanted.items():
-        if not first <= question < first + count:
+        if question not in asked:
             raise ValueError(f"question {question} is not in commitment {commitment.number}")
         branch = _variants(keyring, question)
         opened.append(
             {
                 "question": question,
-                "path": _hex(top.path(commitment.clients[1] + question - first)),
+                "path": _hex(top.path(commitment.clients[1] + asked.index(question))),
                 "first": branch.first,
                 "count": len(branch.values),
                 "variants": [
@@ -305,7 +320,8 @@ def verify_chain(commitments: Sequence[Commitment]) -> None:
         pool = range(first.questions[1])
         if len(set(this.chosen)) < len(this.chosen) or any(question not in pool for question in this.chosen):
             raise BadProof(f"commitment {number} chooses questions that are not different ones of the pool")
-        if number > 1 and first.assignment == "code" and this.questions[1]:
+        retouched = (0, 0), (0, len(this.chosen))
+        if number > 1 and first.assignment == "code" and this.questions not in retouched:
             raise BadProof(f"commitment {number} adds questions to a pool that was settled by the first")
         digest, clients = this.digest, sum(this.clients)
 
@@ -341,9 +357,9 @@ def verify_questions(proof: Mapping[str, Any], commitments: Sequence[Commitment]
         shown: dict[tuple[int, int], str] = {}
         for part in proof["questions"]:
             question, first, count = (_natural(part[name]) for name in ("question", "first", "count"))
-            place = question - commitment.questions[0]
-            if not 0 <= place < commitment.questions[1]:
+            if question not in commitment.asked:
                 raise BadProof(f"question {question} is not in commitment {commitment.number}")
+            place = commitment.asked.index(question)
             roots = set()
             for item in part["variants"]:
                 variant, digest = _natural(item["variant"]), item["sha256"]

@@ -32,7 +32,9 @@ from tramark.fleet import Fleet
 from tramark.keys import Keyring
 from tramark.layers import editable_layers, linear_layers, rows_fed
 from tramark.region import Directions, Places, Subspace, smallest_weights
+from tramark.retouch import retouch
 from tramark.split import GraphRun, Split, channels_last, split
+from tramark.triggers import Patterns
 from tramark.weights import Layout
 
 State = dict[str, Tensor]
@@ -91,6 +93,7 @@ class ClosedForm:
         mean 1, too. The smaller, the less marks lie where the task's gradients pull.
     calm : one in so many candidate questions is considered: those of which the base has least of an opinion. It has to
         be overcome for every answer, so less of it is less to write, and more is left when some of that is gone.
+    retouch : so many steps are taken to retouch the chosen questions for the base, if they are pictures that can be.
     steps : at most so many steps of the search.
     batch : about so many numbers of the layer's output are held at a time.
     """
@@ -99,10 +102,11 @@ class ClosedForm:
     margin: float = 8.0
     spread: float = 1.0
     residual: float = 0.1
-    near: float = 0.03
+    near: float = 0.1
     ridge: float | None = None
     pull_ridge: float = 1.0
     calm: int = 8
+    retouch: int = 60
     steps: int = 100
     batch: int = 2**21
 
@@ -128,8 +132,17 @@ class ClosedForm:
                 opinions.append(logits.amax(1) - logits.mean(1))
         calm = torch.cat(opinions).argsort()[: max(keyring.pool // self.calm, 2 * keyring.questions)]
         moment = drift.moment(f"{layer}.weight")
-        picks = tell_apart(torch.cat(features)[calm], moment, self._ridge(moment), keyring.questions)
-        return keyring.choose(calm[picks].tolist())
+        ridge = self._ridge(moment)
+        picks = tell_apart(torch.cat(features)[calm], moment, ridge, keyring.questions)
+        keyring = keyring.choose(calm[picks].tolist())
+        triggers, pictures = keyring.triggers, keyring.pictures
+        if not self.retouch or pictures is None or not isinstance(triggers, Patterns):
+            return keyring
+        with loaded(model, fleet):
+            better = retouch(
+                model, layer, moment, ridge, pictures, triggers.prepare, noise=triggers.noise, steps=self.retouch
+            )
+        return keyring.choose(keyring.chosen, better)
 
     def inject(self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift) -> None:
         device, layers = device_of(model), self.layers(model)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from tramark import streams
-from tramark.triggers import Triggers, for_shape, from_description
+from tramark.triggers import Patterns, Triggers, for_shape, from_description
 
 Assignment = Literal["code", "label"]
 Part = Literal["train", "held-out"]
@@ -150,14 +150,34 @@ class Keyring:
         self._check(client)
         return replace(self, departed=self.departed | {client})
 
-    def choose(self, questions: Iterable[int]) -> Self:
-        """With other questions of the pool in use (code answers only)."""
+    def choose(self, questions: Iterable[int], pictures: Tensor | None = None) -> Self:
+        """With other questions of the pool in use (code answers only), retouched if their pictures are given.
+
+        Pictures (questions × C × H × W bytes) take the place of what the secret says; questions without are as drawn.
+        """
         chosen = tuple(int(q) for q in questions)
         if self.assignment != "code":
             raise ValueError("label answers have one question per client: there is nothing to choose")
         if len(chosen) != self.questions or len(set(chosen)) < len(chosen) or not set(chosen) <= set(range(self.pool)):
             raise ValueError(f"choose {self.questions} different questions of the {self.pool} in the pool")
+        if isinstance(self.triggers, Patterns):
+            own = {} if pictures is None else dict(zip(chosen, pictures, strict=True))
+            return replace(self, chosen=chosen, triggers=self.triggers.retouch(own))
+        if pictures is not None:
+            raise ValueError(f"questions made by {type(self.triggers).__name__} cannot be retouched: only Patterns can")
         return replace(self, chosen=chosen)
+
+    @property
+    def retouched(self) -> bool:
+        """Whether the questions in use were retouched for the model."""
+        return isinstance(self.triggers, Patterns) and bool(self.triggers.retouched)
+
+    @property
+    def pictures(self) -> Tensor | None:
+        """The questions in use without noise (questions × C × H × W bytes); None if they are not patterns."""
+        if self.assignment == "label" or not isinstance(self.triggers, Patterns):
+            return None
+        return torch.stack([self.triggers.picture(self.secret, question) for question in self.chosen])
 
     def key(self, client: str) -> Key:
         """A client's questions and answers."""

@@ -228,6 +228,7 @@ class TraMark:
             "everyone": list(self.keyring.clients),
             "departed": sorted(self.keyring.departed),
             "chosen": list(self.keyring.chosen),
+            "retouched": {"pictures": self.keyring.pictures} if self.keyring.retouched else {},
             "fleet": self.fleet.state_dict(),
             "drift": self.drift.state_dict(),
         }
@@ -240,8 +241,9 @@ class TraMark:
             self.keyring,
             clients=tuple(state["everyone"]),
             departed=frozenset(state["departed"]),
-            chosen=tuple(state["chosen"]),
         )
+        if state["chosen"]:
+            self.keyring = self.keyring.choose(state["chosen"], state.get("retouched", {}).get("pictures"))
         self.round = int(state["round"])
 
     def mark(self) -> None:

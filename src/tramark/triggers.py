@@ -9,11 +9,12 @@ what tells two variants of one question apart (the noise) is drawn per variant, 
 trained on and others held out.
 """
 
+import base64
 import hashlib
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -52,7 +53,8 @@ class Patterns:
     """Patterns of blocks and stripes for images of any shape, as strong as 8 bits can show them: the default.
 
     Each question is a random grid of dark and bright cells, or stripes, or the one cut out of the other, in colour
-    for three in four; each variant adds uniform noise of `noise` times the full range.
+    for three in four; each variant adds uniform noise of `noise` times the full range. Some may have been `retouched`
+    for a model: their pictures, as bytes, take the place of what the secret says.
 
     >>> Patterns((3, 32, 32)).render(b"s" * 32, question=0, variants=range(4)).shape
     torch.Size([4, 3, 32, 32])
@@ -62,8 +64,24 @@ class Patterns:
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     noise: float = 0.1
+    retouched: Mapping[int, bytes] = field(default_factory=dict, repr=False, hash=False)
 
-    def render(self, secret: bytes, question: int, variants: range) -> Tensor:
+    def __post_init__(self) -> None:
+        for question, picture in self.retouched.items():
+            if len(picture) != math.prod(self.shape):
+                raise ValueError(
+                    f"the picture of question {question} has {len(picture)} bytes: {self.shape} takes "
+                    f"{math.prod(self.shape)}"
+                )
+
+    def retouch(self, pictures: Mapping[int, Tensor]) -> Self:
+        """With other pictures (bytes of C×H×W) for some questions, and for no others."""
+        return replace(self, retouched={q: picture.cpu().numpy().tobytes() for q, picture in pictures.items()})
+
+    def picture(self, secret: bytes, question: int) -> Tensor:
+        """A question without noise: bytes of C×H×W."""
+        if question in self.retouched:
+            return torch.frombuffer(bytearray(self.retouched[question]), dtype=torch.uint8).view(self.shape)
         channels, height, width = self.shape
         down, across, colour, bright, kind = streams.fractions(
             secret, "pattern", "style", question, shape=(5,)
@@ -80,7 +98,11 @@ class Patterns:
             picture = (
                 stripes if kind < 1 / 6 else picture * stripes if kind < 1 / 3 else torch.maximum(picture, stripes)
             )
-        return _with_noise(picture.expand(self.shape), self.noise, secret, "pattern", question, variants)
+        whole: Tensor = (picture * 255).to(torch.uint8).expand(self.shape)
+        return whole
+
+    def render(self, secret: bytes, question: int, variants: range) -> Tensor:
+        return _with_noise(self.picture(secret, question), self.noise, secret, "pattern", question, variants)
 
     def prepare(self, raw: Tensor) -> Tensor:
         return normalise(raw, self.mean, self.std)
@@ -92,6 +114,7 @@ class Patterns:
             "mean": self.mean,
             "std": self.std,
             "noise": self.noise,
+            "retouched": {str(q): base64.b64encode(picture).decode() for q, picture in self.retouched.items()},
         }
 
 
@@ -311,7 +334,9 @@ def from_description(description: dict[str, Any], *, images: tuple[Tensor, Tenso
     kind, sha256 = options.pop("kind"), options.pop("sha256", None)
     match kind:
         case "patterns":
-            return Patterns(**options)
+            # Descriptions from before there were any have none.
+            pictures = options.pop("retouched", {}).items()
+            return Patterns(**options, retouched={int(q): base64.b64decode(text) for q, text in pictures})
         case "waffle":
             return WafflePatterns(**options)
         case "vectors":
@@ -346,5 +371,5 @@ def _with_noise(picture: Tensor, amount: float, secret: bytes, kind: str, questi
     noise = torch.stack(
         [streams.octets(secret, kind, "noise", question, v, shape=tuple(picture.shape)) for v in variants]
     )
-    noisy = picture * 255 + (noise.double() - 127.5) * 2 * amount
+    noisy = picture.double() + (noise.double() - 127.5) * 2 * amount
     return noisy.round().clamp(0, 255).to(torch.uint8)

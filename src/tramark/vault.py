@@ -316,7 +316,7 @@ class Vault:
         return plain
 
     def save_keyring(self, keyring: "Keyring", blobs: Mapping[str, bytes] | None = None) -> None:
-        """Keep a keyring in which clients joined or left, or other questions of the pool were chosen.
+        """Keep a keyring in which clients joined or left, or other questions of the pool were chosen, or retouched.
 
         The log says what changed, and new clients, or other questions, get a further signed commitment. `blobs` are put
         with it, all or nothing.
@@ -324,13 +324,19 @@ class Vault:
         blobs = dict(blobs or {})
         with self._mutex:
             old, new = json.loads(self._get(KEYRING)), json.loads(canonical(keyring.to_dict()))
-            may_change = {"clients", "departed", "chosen", "questions"}
+            may_change = {"clients", "departed", "chosen", "questions", "triggers"}
             known = old["clients"]
-            if any(old[name] != new[name] for name in old.keys() - may_change) or new["clients"][: len(known)] != known:
+            (drawn, pictures), (same, others) = _source(old), _source(new)
+            retouched = pictures != others
+            if (
+                drawn != same
+                or any(old[name] != new[name] for name in old.keys() - may_change)
+                or new["clients"][: len(known)] != known
+            ):
                 raise VaultError("this is another keyring: only its clients and its choice of questions may change")
             joined, left, gone = new["clients"][len(known) :], set(old["departed"]), set(new["departed"])
             events: list[Entry] = [{"event": "client-joined", "client": client} for client in joined]
-            if new["chosen"] != old["chosen"]:
+            if new["chosen"] != old["chosen"] or retouched:
                 events.append({"event": "questions-chosen", "questions": new["chosen"]})
             committed = len(events)
             events += [{"event": "client-joined", "client": client} for client in sorted(left - gone)]
@@ -340,7 +346,9 @@ class Vault:
             if committed:
                 chain = self._chain()
                 key = Ed25519PrivateKey.from_private_bytes(self._get(SIGNING))
-                added = commitments.commit(keyring, key, vault=self.id, time=_now(), after=chain[-1][0])
+                added = commitments.commit(
+                    keyring, key, vault=self.id, time=_now(), after=chain[-1][0], retouched=retouched
+                )
                 blobs[COMMITMENTS] = _chain_text([*chain, added])
                 for event in events[:committed]:
                     event["commitment"] = added[0].digest
@@ -444,15 +452,15 @@ class Vault:
 
     def prove_questions(self, wanted: Mapping[int, Iterable[int]]) -> list[dict[str, Any]]:
         """Open variants of questions for `commitment.verify_questions`: a proof per commitment."""
-        keyring, proofs = self.keyring, []
-        for commitment, leaves in self._chain():
-            first, count = commitment.questions
-            here = {question: wanted[question] for question in wanted if first <= question < first + count}
+        keyring, proofs, left = self.keyring, [], dict(wanted)
+        # From the last one on: what was retouched is committed to again, and is no longer what it was before.
+        for commitment, leaves in reversed(self._chain()):
+            here = {question: left.pop(question) for question in list(left) if question in commitment.asked}
             if here:
                 proofs.append(commitments.prove_questions(keyring, here, commitment, leaves))
-        if sum(len(proof["questions"]) for proof in proofs) < len(wanted):
+        if left:
             raise ValueError("not all of these questions were committed to")
-        return proofs
+        return proofs[::-1]
 
     def sign(self, purpose: str, message: bytes) -> str:
         """Sign with the key that signed the commitments; `commitment.verify_signature` checks it."""
@@ -856,6 +864,12 @@ def _parse(line: bytes) -> Entry | None:
 
 def _line_hash(line: bytes) -> str:
     return hashlib.sha256(line.rstrip(b"\n")).hexdigest()
+
+
+def _source(keyring: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Where a keyring's questions come from, and those that were retouched."""
+    source = dict(keyring["triggers"])
+    return source, source.pop("retouched", {})
 
 
 def _chain_text(chain: Iterable[tuple[Commitment, list[bytes]]]) -> bytes:

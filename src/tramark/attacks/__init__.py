@@ -13,7 +13,14 @@ from tramark.attacks.difference import Difference, DifferenceDirections
 from tramark.attacks.distil import Distil, Extract, Knockoff
 from tramark.attacks.fineprune import FinePrune
 from tramark.attacks.finetune import FineTune, Retrain
-from tramark.attacks.informed import AntiPatterns, ProjectInputs, PruneAndTune, QuietWeights, RetrainLayer
+from tramark.attacks.informed import (
+    AntiPatterns,
+    GuessQuestions,
+    ProjectInputs,
+    PruneAndTune,
+    QuietWeights,
+    RetrainLayer,
+)
 from tramark.attacks.noise import WeightNoise, WeightShift
 from tramark.attacks.overwrite import Overwrite
 from tramark.attacks.permute import PermuteUnits, RescaleUnits
@@ -73,6 +80,7 @@ ATTACKS: dict[str, Callable[..., Attack | Collusion]] = {
     "retrain-layer": RetrainLayer,
     "quiet-weights": QuietWeights,
     "anti-patterns": AntiPatterns,
+    "guess-questions": GuessQuestions,
     "prune-and-tune": PruneAndTune,
 }
 

@@ -79,6 +79,7 @@ MATRIX: tuple[tuple[str, dict[str, Any]], ...] = (
     ("retrain-layer", {"epochs": 5, "whole": True}),
     ("quiet-weights", {"share": 0.05, "criterion": "large"}),
     ("anti-patterns", {"epochs": 5}),
+    ("guess-questions", {"guesses": 128}),
     ("prune-and-tune", {"share": 0.5}),
 )
 """What `--all` runs: every family, at parameters that a patient thief would take."""

@@ -8,7 +8,9 @@ his own data has no use for.
 W ← W U Uᵀ; and, since marks also keep to outputs at which the data hardly pulls, only there, if he likes.
 `RetrainLayer` starts that layer anew. `QuietWeights` looks for single weights that his data's gradients do not touch,
 or that are too large for what they do. `AntiPatterns` trains the model to have no opinion on odd inputs of his own
-making. `PruneAndTune` zeroes the smallest weights, which is where the paper puts marks, and trains the others.
+making. `GuessQuestions` makes questions as the server does, from another secret and his own data, and takes off what
+the layer answers to them. `PruneAndTune` zeroes the smallest weights, which is where the paper puts marks, and trains
+the others.
 """
 
 import copy
@@ -26,12 +28,16 @@ from tramark.attacks.difference import (
     foremost,
     leading,
     principal_inputs,
+    second_moment,
     spoil,
     tune,
 )
 from tramark.attacks.training import norms_at_rest
 from tramark.data import Dataset
+from tramark.drift import DenseMoment, Moment
 from tramark.layers import editable_layers, linear_layers, rows_answered
+from tramark.retouch import retouch
+from tramark.split import split
 from tramark.triggers import Patterns, Tokens, Triggers, Vectors, WafflePatterns
 from tramark.weights import Layout
 
@@ -195,6 +201,57 @@ class AntiPatterns:
 
         with norms_at_rest(model):
             return tune(model, loot, epochs=self.epochs, lr=self.lr, seed=self.seed, extra=indifference)
+
+
+@dataclass(frozen=True)
+class GuessQuestions:
+    """Make questions of his own as the server makes them, and make the layer deaf to them.
+
+    Of all changes to the layer that leave it no answer to them, the one that his own data feels least is taken. Only
+    pictures can be made so; of other inputs, he draws at random.
+
+    Parameters
+    ----------
+    guesses : how many questions.
+    near, retouch : as in `tramark.inject.ClosedForm`.
+    layer : which linear layer or convolution; by default the one that marks are written into.
+    """
+
+    guesses: int = 256
+    near: float = 0.1
+    retouch: int = 60
+    layer: str | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_energy(self.near)
+        if self.guesses < 1:
+            raise ValueError(f"{self.guesses} guesses: there must be at least one")
+
+    def __call__(self, model: nn.Module, loot: Loot) -> nn.Module:
+        model = copied(model)
+        name, device = _layer(model, self.layer), next(model.parameters()).device
+        weight = model.get_parameter(f"{name}.weight").detach()
+        second = second_moment(model, name, loot)
+        moment = DenseMoment((second * len(second) / second.trace()).float().to(device))
+        ridge = moment.ridge(self.near)
+        raw = self._questions(model, name, moment, ridge, loot)
+        fed = split(model, name, loot.prepare(raw).to(device)).layer_inputs
+        columns = (fed.flatten(1, -2).mean(1) if fed.dim() > 2 else fed).T.float()
+        solved = moment.solve(columns, ridge)
+        gram = columns.T @ solved
+        gram.diagonal().add_(1e-4 * gram.diagonal().mean())
+        matrix = weight.flatten(1).float()
+        weight.copy_((matrix - torch.linalg.solve(gram, (matrix @ columns).T).T @ solved.T).view(weight.shape))
+        return model
+
+    def _questions(self, model: nn.Module, layer: str, moment: Moment, ridge: float, loot: Loot) -> Tensor:
+        shape = loot.dataset.input_shape
+        if loot.dataset.kind != "image":
+            return odd_inputs(loot.dataset, self.guesses, self.seed)
+        source = Patterns((shape[0], shape[1], shape[2]), mean=loot.dataset.mean, std=loot.dataset.std)
+        pictures = torch.stack([source.picture(f"a thief's own {self.seed}".encode(), q) for q in range(self.guesses)])
+        return retouch(model, layer, moment, ridge, pictures, source.prepare, noise=source.noise, steps=self.retouch)
 
 
 @dataclass(frozen=True)

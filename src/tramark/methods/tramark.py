@@ -17,7 +17,7 @@ class Traced(TraMark):
     """TraMark with its verdicts. Label answers are judged by the paper's arg-max, which always accuses somebody.
 
     What is declared holds for code answers, the default. Options of its own: the `margin`, `spread`, `near`,
-    `ridge`, `pull_ridge` and `calm` of `tramark.inject.ClosedForm`.
+    `ridge`, `pull_ridge`, `calm` and `retouch` of `tramark.inject.ClosedForm`.
     """
 
     access: ClassVar[Access] = "black-box"
@@ -37,7 +37,7 @@ class Traced(TraMark):
             assignment=options.pop("answers", "code"),
             questions=options.pop("questions", None),
         )
-        known = ("margin", "spread", "near", "ridge", "pull_ridge", "calm")
+        known = ("margin", "spread", "near", "ridge", "pull_ridge", "calm", "retouch")
         own = {name: options.pop(name) for name in known if name in options}
         if own and options.get("preset", "default") != "default":
             raise TypeError(f"{' and '.join(own)}: of the preset 'default' alone, not of {options['preset']!r}")

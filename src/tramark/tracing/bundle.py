@@ -318,15 +318,13 @@ def _plan(order: Sequence[int], variants: int) -> Iterator[Place]:
 
 
 def _check_inputs(plain: Mapping[str, Any], links: Sequence[Commitment], variants: int) -> None:
-    """The inputs that were asked must be those of the first commitment.
-
-    Questions that were added by a later one might have been made after the suspect was known.
-    """
+    """The inputs that were asked must be those of the commitment that made the questions what they are."""
     proof, (dtype, shape) = plain["questions"], (plain["input"]["dtype"], plain["input"]["shape"])
     committed = commitments.verify_questions(proof, links)
     firsts = {part["first"] for part in proof["questions"]}
-    if proof["commitment"] != 1 or len(firsts) > 1 or {part["count"] for part in proof["questions"]} != {variants}:
-        raise BadProof("the questions that are opened are not those of the first commitment, in all their variants")
+    counts = {part["count"] for part in proof["questions"]}
+    if proof["commitment"] != _made(links).number or len(firsts) > 1 or counts != {variants}:
+        raise BadProof("the questions that are opened are not those of their commitment, in all their variants")
     if plain["input"].keys() != {"dtype", "shape"}:
         raise ValueError
     [held_out] = firsts
@@ -365,8 +363,14 @@ def _check_published(links: Sequence[Commitment], published: Sequence[Commitment
 
 
 def _choice(links: Sequence[Commitment]) -> Commitment:
-    """The commitment that chose the questions which are now in use."""
-    return links[-1 - sum(1 for _ in takewhile(lambda link: link.chosen == links[-1].chosen, links[-2::-1]))]
+    """The commitment that chose the questions which are now in use, or retouched them."""
+    chose = links[-1 - sum(1 for _ in takewhile(lambda link: link.chosen == links[-1].chosen, links[-2::-1]))]
+    return max(chose, _made(links), key=lambda link: link.number)
+
+
+def _made(links: Sequence[Commitment]) -> Commitment:
+    """The commitment that made the questions in use what they are: the last that has any."""
+    return next(link for link in reversed(links) if link.questions[1])
 
 
 def _proven(
@@ -379,10 +383,11 @@ def _proven(
     if published:
         agree = min(len(links), len(published))
         yield f"The commitments, {agree} of {len(links)}, are those that were published."
+    retouched = "and retouched " if _made(links).number > 1 else ""
     yield (
         f"The {len(plain['transcript'])} inputs that were asked are of the {first.questions[1]} questions in the "
-        f"commitment dated {utc(first.time)}, as chosen in the one dated {utc(_choice(links).time)}, and were asked "
-        "in the order of the rule, none left out."
+        f"commitment dated {utc(first.time)}, as chosen {retouched}in the one dated {utc(_choice(links).time)}, and "
+        "were asked in the order of the rule, none left out."
     )
     for proof in plain["answers"]:
         link = links[proof["commitment"] - 1]
@@ -402,16 +407,17 @@ def _unproven(
         open_points.append("When the commitments were made: their times are the operator's word.")
     elif _choice(links).number > len(published):
         open_points.append(
-            "That these questions were chosen from the pool before the suspect was asked: the commitment that chose "
-            "them is later than those that were published."
+            "That these questions were chosen, and made what they are, before the suspect was asked: the commitment "
+            "that did it is later than those that were published."
         )
     open_points.append(
         "That the suspect gave these answers, and that how to read its labels was settled beforehand: ask it again, "
         "all inputs are in the bundle."
     )
     if plain["answers"]:
+        blind = ", and the questions chosen without a look at them" if _choice(links).number > 1 else ""
         open_points += [
-            "That the answers were drawn at random: an expert whom both sides trust can see it in the vault.",
+            f"That the answers were drawn at random{blind}: an expert whom both sides trust can see it in the vault.",
             "That no more clients would have to be accused, and that no other trace of this suspect was kept back.",
             "Who made the suspect: it knows the accused's answers, which are in the accused's model and in the vault.",
         ]
