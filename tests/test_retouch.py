@@ -36,6 +36,7 @@ def loot() -> Loot:
 def model(loot: Loot) -> nn.Module:
     model = net()
     LocalTraining(epochs=5, lr=0.05)(model, loot.dataset, loot.indices, generator=torch.Generator().manual_seed(0))
+    model.zero_grad()
     return model.eval()
 
 
