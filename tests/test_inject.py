@@ -506,3 +506,10 @@ def test_fleet_is_no_bigger_than_it_must_be() -> None:
     server = TraMark(mlp(), ring(questions=16), warmup_rounds=0)
     assert server.fleet.marks.shape == (4, 256 * 16)
     assert isinstance(server.fleet, Fleet)
+
+
+@pytest.mark.parametrize("options", [{"near": 0.0}, {"near": 1.5}, {"calm": 0}, {"retouch": -1}])
+def test_what_cannot_be_asked_of_the_closed_form_is_refused(options: dict[str, float]) -> None:
+    [(name, value)] = options.items()
+    with pytest.raises(ValueError, match=str(value)):
+        ClosedForm(**{name: value})  # type: ignore[arg-type]

@@ -176,7 +176,7 @@ class Drift:
         for number, (layer, update) in enumerate((layer, updates[layer]) for layer in self.slots):
             update = update.view(len(update), -1).to(self.device, torch.float32)
             # A matrix is made of as many rows as it has, so that next to nothing of it is lost.
-            rows = max(self.sketch, update.shape[1]) if update.shape[1] <= self.dense else self.sketch
+            rows = max(self.sketch, update.shape[1]) if self._dense(layer) else self.sketch
             self._fold(f"moment.{layer}", update, rows, start=self._seen * len(update), seed=2 * number)
             if self._small(layer):
                 name, own = f"pull.{layer}", update @ update.T
@@ -207,7 +207,7 @@ class Drift:
         for name, total in self._sum.items():
             kind, _, layer = name.partition(".")
             width, old = total.shape[1], self._average.get(name)
-            dense = width <= self.dense if kind == "moment" else self._small(layer)
+            dense = self._dense(layer) if kind == "moment" else self._small(layer)
             if dense and kind == "moment":
                 total = total.T @ total
             energy = total.trace() if dense else torch.linalg.vector_norm(total).square()
@@ -232,11 +232,10 @@ class Drift:
 
     def moment(self, layer: str) -> Moment:
         """The estimate of C for a layer; before any update has been seen, all directions count alike."""
-        inputs = self.slots[layer].shape[1:].numel()
         kept = self._average.get(f"moment.{layer}")
         if kept is None:
-            return DenseMoment(torch.eye(inputs, device=self.device))
-        return DenseMoment(kept) if inputs <= self.dense else SketchedMoment(kept)
+            return DenseMoment(torch.eye(self.slots[layer].shape[1:].numel(), device=self.device))
+        return DenseMoment(kept) if self._dense(layer) else SketchedMoment(kept)
 
     def pull(self, layer: str, ridge: float, *, rank: int = 32) -> Pull:
         """The estimate of G for a layer; before any update has been seen, all directions count alike."""
@@ -254,6 +253,10 @@ class Drift:
         energies, turn = torch.linalg.eigh(basis.T @ found)
         return Pull(basis @ turn.flip(1), energies.flip(0).clamp_min(0), ridge)
 
+    def _dense(self, layer: str) -> bool:
+        """Whether a layer is not too wide for its C to be kept as a matrix."""
+        return self.slots[layer].shape[1:].numel() <= self.dense
+
     def _small(self, layer: str) -> bool:
         """Whether a layer is so small that all columns are taken, and the matrix itself is kept."""
         out, inputs = self.slots[layer].shape[0], self.slots[layer].shape[1:].numel()
@@ -267,7 +270,7 @@ class Drift:
         for layer, slot in self.slots.items():
             out, inputs = slot.shape[0], slot.shape[1:].numel()
             pull = (out, out) if self._small(layer) else (min(inputs, self.columns), out)
-            shapes = {"moment": (inputs if inputs <= self.dense else self.sketch, inputs), "pull": pull}
+            shapes = {"moment": (inputs if self._dense(layer) else self.sketch, inputs), "pull": pull}
             for kind, wanted in shapes.items():
                 kept = state.get(f"{kind}.{layer}")
                 if kept is not None and tuple(kept.shape) != wanted:

@@ -110,6 +110,14 @@ class ClosedForm:
     steps: int = 100
     batch: int = 2**21
 
+    def __post_init__(self) -> None:
+        if not 0 < self.near < 1:
+            raise ValueError(f"near is a share of the data's energy, between 0 and 1, not {self.near}")
+        if self.calm < 1:
+            raise ValueError(f"one in {self.calm} questions cannot be considered: calm is 1 (all of them) or more")
+        if self.retouch < 0:
+            raise ValueError(f"{self.retouch} steps to retouch questions: there cannot be fewer than none")
+
     def layers(self, model: nn.Module) -> tuple[str, ...]:
         known = editable_layers(model)
         names = self.layer_names or known[:1]
