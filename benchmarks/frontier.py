@@ -41,7 +41,7 @@ from tramark.methods.tramark import Traced
 
 NETS = {"fashion-mnist": "cnn", "cifar-10": "small-cnn"}
 
-CLOSED_FORM = ("near", "ridge", "pull_ridge", "margin", "spread", "calm")
+CLOSED_FORM = ("near", "ridge", "pull_ridge", "margin", "spread", "calm", "retouch")
 STEPS = ("rate", "passes")
 """What tells one way of each kind from another."""
 
@@ -171,8 +171,8 @@ def _ways(options: argparse.Namespace) -> Iterator[ClosedForm | GradientSteps]:
     if options.rates:
         return
     # In the order of CLOSED_FORM.
-    lists = (options.nears, options.ridges, options.pull_ridges, options.margins, options.spreads, options.calms)
-    for values in itertools.product(*lists):
+    lists = options.nears, options.ridges, options.pull_ridges, options.margins, options.spreads, options.calms
+    for values in itertools.product(*lists, options.retouches):
         yield ClosedForm(**dict(zip(CLOSED_FORM, values, strict=True)))
 
 
@@ -187,6 +187,7 @@ def main() -> None:
     parser.add_argument("--margins", type=float, nargs="+", default=[ClosedForm.margin])
     parser.add_argument("--spreads", type=float, nargs="+", default=[ClosedForm.spread])
     parser.add_argument("--calms", type=int, nargs="+", default=[ClosedForm.calm])
+    parser.add_argument("--retouches", type=int, nargs="+", default=[ClosedForm.retouch], help="steps")
     parser.add_argument(
         "--rates", type=float, nargs="+", help="of gradient steps in places, instead of the closed form"
     )
