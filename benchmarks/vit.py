@@ -19,6 +19,7 @@ from typing import Any
 from round import confidence
 from scale import train
 from tramark import Keyring, TraMark
+from tramark.inject import ClosedForm
 from tramark.models import build
 
 SHAPE = (3, 224, 224)
@@ -53,11 +54,12 @@ def play(server: TraMark) -> dict[str, float]:
     return clock.seconds
 
 
-def measure(name: str, clients: int, classes: int, pool: int) -> dict[str, Any]:
+def measure(name: str, clients: int, classes: int, pool: int, retouch: int) -> dict[str, Any]:
     """A marked round after a warm-up round, at whose end the questions are chosen."""
     names = [f"client-{i:03d}" for i in range(clients)]
     keyring = Keyring.generate(clients=names, classes=classes, input_shape=SHAPE, pool=pool, secret=b"benchmark" * 4)
-    server = TraMark(build(name, input_shape=SHAPE, classes=classes, seed=0), keyring, warmup_rounds=1)
+    model = build(name, input_shape=SHAPE, classes=classes, seed=0)
+    server = TraMark(model, keyring, warmup_rounds=1, injection=ClosedForm(retouch=retouch))
     play(server)
     seconds = play(server)
     peak, size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, server.fleet.layout.size
@@ -79,9 +81,10 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--classes", type=int, default=1000)
     parser.add_argument("--pool", type=int, default=64, help="candidates that the questions are chosen from")
+    parser.add_argument("--retouch", type=int, default=0, help="steps to retouch them, each a pass there and back")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a line")
     options = parser.parse_args()
-    row = measure(options.model, options.clients, options.classes, options.pool)
+    row = measure(options.model, options.clients, options.classes, options.pool, options.retouch)
     print(json.dumps(row, indent=2) if options.json else "  ".join(f"{name} {value}" for name, value in row.items()))
 
 

@@ -22,7 +22,10 @@ from torch.utils.checkpoint import checkpoint
 
 from tramark.drift import Moment
 from tramark.layers import rows_fed
-from tramark.split import PIECE, split
+from tramark.split import split
+
+PIECE = 2**19
+"""About so many numbers of input are looked at a time: three colour images of 224×224."""
 
 RATE = 1.0
 """Of the steps (Adam), on the logits of the brightness."""
