@@ -81,8 +81,9 @@ class ClosedForm:
     ----------
     layer_names : linear layers or convolutions to write into; by default the last hidden linear one or, if there is
         none, the last convolution.
-    margin : by how much the wanted label's logit must beat every other. In a layer that is too small to bear it, less:
-        it comes down, to a quarter at least, until it can be reached and the `Brake` lets it pass.
+    margin : by how much the wanted label's logit must beat every other, for ten labels or more; for fewer, r of them,
+        log r / log 10 of it. In a layer that is too small to bear it, less: it comes down, to a quarter at least, until
+        it can be reached and the `Brake` lets it pass.
     spread : how far apart the logits of the other labels may lie (code answers). Level ones have nothing to say of
         their own in an average of several clients' models, so that it answers as one of the colluders must.
     residual : λ is the largest at which variants that were left out still get 1 − residual of the change asked for.
@@ -178,7 +179,8 @@ class ClosedForm:
             )
             marks = region.take(fleet.base).repeat(len(fleet.clients), 1)
             own = marks[0].clone()
-            for some, changes in search.within(brakes, self.margin):
+            margin = self.margin * min(1.0, math.log10(keyring.classes))
+            for some, changes in search.within(brakes, margin):
                 turned = [(change @ brake.triangle.T).flatten(1) for change, brake in zip(changes, brakes, strict=True)]
                 torch.add(own, torch.cat(turned, dim=1).to("cpu", fleet.base.dtype), out=marks[some])
         fleet.settle(region, marks)
