@@ -1,17 +1,18 @@
 """What it costs a thief who knows the method to scrub a mark off, and what it costs the task to make that hard.
 
 A federation is warmed up once, unmarked. From there marks are written in several ways: with different numbers of
-questions, nearer to or farther from the clients' data (`ClosedForm.near`, or `ridge`), with more or less regard to the
-outputs at which its gradients pull (`pull_ridge`), and so on for the other parameters of `ClosedForm`; or, with
+questions, nearer to or farther from the clients' data (`ClosedForm.near`, or `ridge`), with more or less regard to
+the outputs at which its gradients pull (`pull_ridge`), and so on for the other parameters of `ClosedForm`; or, with
 `--rates`, trained in the paper's places instead (the smallest weights of each tensor, as in its code), at learning
-rates at which that leaves a mark. Some clients train their
-models once more, and then keep of the edited layer only the directions that hold a share of the energy of their own
-data (`project-inputs`); `0.95/0.9` means 95 % of the inputs' energy, but nothing is taken off the outputs that hold 90
-% of the gradients'. A row gives the accuracy of the issued models, how far their answers on test images are from the
-base's (the mean KL divergence: far less noisy than a difference of accuracies), how much of a gradient runs back
-through the marks on clients' data and how much of the layer's output is theirs (each beside the unmarked layer's), what
-the projection costs the thief, and what it leaves of the mark: the share of right answers, and how many thieves are
-named at a bound of 10⁻⁶. `--sketch` is how many rows the server keeps of the clients' updates.
+rates at which that leaves a mark. With `--marked-rounds` the federation then goes on for so many rounds, as gradient
+steps need. Some clients train their models once more, and then keep of the edited layer only the directions that hold
+a share of the energy of their own data (`project-inputs`); `0.95/0.9` means 95 % of the inputs' energy, but nothing
+is taken off the outputs that hold 90 % of the gradients'. A row gives the accuracy of the issued models, how far
+their answers on test images are from the base's (the mean KL divergence: far less noisy than a difference of
+accuracies), how much of a gradient runs back through the marks on clients' data and how much of the layer's output is
+theirs (each beside the unmarked layer's), what the projection costs the thief, and what it leaves of the mark: the
+share of right answers, and how many thieves are named at a bound of 10⁻⁶. `--sketch` is how many rows the server
+keeps of the clients' updates.
 
     python benchmarks/frontier.py --nears 0.01 0.03 0.1 --questions 16 32 --scrubs 0.99 0.95/0.9 --json
 """
@@ -22,6 +23,7 @@ import itertools
 import json
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +51,10 @@ STEPS = ("rate", "passes")
 class Study:
     """A warmed-up federation, and what becomes of marks in it."""
 
-    def __init__(self, simulation: Simulation, clients: int, samples: int) -> None:
+    def __init__(self, simulation: Simulation, clients: int, samples: int, rounds: int = 0) -> None:
         method = simulation.method
         assert isinstance(method, Traced)
-        self.warm, self.simulation, self.samples = method, simulation, samples
+        self.warm, self.simulation, self.samples, self.rounds = method, simulation, samples, rounds
         self.clients = method.fleet.clients[:clients]
 
     def accuracy(self, model: nn.Module) -> float:
@@ -61,16 +63,16 @@ class Study:
         return accuracy(model, inputs, labels, prepare=data.prepare)
 
     @torch.no_grad()
-    def divergence(self, model: nn.Module) -> float:
-        data, base, total = self.simulation.dataset, self.warm.base_model(), 0.0
+    def divergence(self, model: nn.Module, base: nn.Module) -> float:
+        data, total = self.simulation.dataset, 0.0
         for raw in data.test_inputs[: self.samples].split(500):
             ours, theirs = (m(data.prepare(raw)).log_softmax(1) for m in (model, base))
             total += float(F.kl_div(ours, theirs, reduction="sum", log_target=True))
         return total / self.samples
 
-    def share(self, model: nn.Module, number: int) -> tuple[float, float]:
+    def share(self, model: nn.Module, base: nn.Module, number: int) -> tuple[float, float]:
         """The mark's part in the gradient that leaves its layer for those before it, and in the layer's output."""
-        base, data = self.warm.base_model(), self.simulation.dataset
+        data = self.simulation.dataset
         [name] = ClosedForm().layers(model)
         own = base.get_parameter(f"{name}.weight").detach()
         edit = model.get_parameter(f"{name}.weight").detach() - own
@@ -92,19 +94,25 @@ class Study:
         server.drift.sketch, server.drift.dense = self.warm.drift.sketch, self.warm.drift.dense
         server.drift.load_state_dict(self.warm.drift.state_dict())
         server.mark()
+        federation = replace(self.simulation, method=server, evaluation_samples=100)
+        for _ in range(self.rounds):
+            federation.step()
         return server
 
     def rows(
         self, questions: int, injection: ClosedForm | GradientSteps, scrubs: Sequence[ProjectInputs]
     ) -> list[dict[str, Any]]:
         server = self.marked(questions, injection)
-        issued = [server.client_model(client) for client in self.clients]
+        base, issued = server.base_model(), [server.client_model(client) for client in self.clients]
         trained = [self._trained(model, number) for number, model in enumerate(issued)]
         fields = CLOSED_FORM if isinstance(injection, ClosedForm) else STEPS
         common: dict[str, Any] = {"questions": questions} | {name: getattr(injection, name) for name in fields}
-        common |= {"ma_issued": _mean(map(self.accuracy, issued)), "kl_issued": _mean(map(self.divergence, issued))}
+        common["ma_issued"] = _mean(map(self.accuracy, issued))
         if isinstance(injection, ClosedForm):
-            shares = [self.share(model, number) for number, model in enumerate(issued)]
+            # With a region of places the base has no weights of its own there to compare with.
+            common["ma_base"] = self.accuracy(base)
+            common["kl_issued"] = _mean(self.divergence(model, base) for model in issued)
+            shares = [self.share(model, base, number) for number, model in enumerate(issued)]
             common |= {"back": _mean(back for back, _ in shares), "output": _mean(output for _, output in shares)}
         rows = [{**common, "scrub": None, **self._left(server, trained)}]
         for scrub in scrubs:
@@ -192,6 +200,7 @@ def main() -> None:
         "--rates", type=float, nargs="+", help="of gradient steps in places, instead of the closed form"
     )
     parser.add_argument("--passes", type=int, default=20, help="of those steps over the questions")
+    parser.add_argument("--marked-rounds", type=int, default=0, help="that follow the first marks")
     parser.add_argument("--sketch", type=int, help="rows kept of the clients' updates, in wider layers than that")
     parser.add_argument("--warm-from", type=Path, help="folder of a run whose warm-up is taken instead of a new one")
     parser.add_argument(
@@ -203,13 +212,12 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print a JSON list instead of a table")
     options = parser.parse_args()
     simulation = _from(options.warm_from) if options.warm_from else _warmed_up(options)
-    study = Study(simulation, options.clients, options.test_samples)
-    base = study.accuracy(study.warm.base_model())
+    study = Study(simulation, options.clients, options.test_samples, options.marked_rounds)
     rows: list[dict[str, Any]] = []
     for questions in options.questions:
         for injection in _ways(options):
             new = study.rows(questions, injection, options.scrubs)
-            rows += [{"data": simulation.dataset.name, "ma_base": base, **row} for row in new]
+            rows += [{"data": simulation.dataset.name, **row} for row in new]
             if not options.json:
                 print(
                     *("  ".join(f"{k} {v}" for k, v in row.items()) for row in rows[-len(new) :]), sep="\n", flush=True

@@ -53,7 +53,8 @@ NEARLY = 0.1
 """What share of the margin may be lacking where the search ends like that."""
 
 BRAKE = 0.6
-"""An edit may carry back at most this share of the gradient that its layer does, each in its strongest direction."""
+"""An edit may carry back at most this share of the gradient that runs through its layer and around it, each in its
+strongest direction."""
 
 
 Found = tuple[list[Tensor], bool]
@@ -161,13 +162,14 @@ class ClosedForm:
             if not torch.isfinite(run.layer_inputs).all():
                 raise ValueError("the base model answers its questions with NaN or infinity: training has diverged")
             edits, brakes, pulls = [], [], []
-            for layer, fed in zip(layers, _inputs_of(model, layers, sheet.inputs, run), strict=True):
-                moment = drift.moment(f"{layer}.weight")
-                edits.append(write_directions(fed, sheet.owner, moment, self._ridge(moment), self.residual))
-                pulls.append(drift.pull(f"{layer}.weight", self.pull_ridge))
-                brakes.append(
-                    Brake.of(model.get_parameter(f"{layer}.weight").detach().flatten(1), edits[-1], pulls[-1])
+            for layer in layers:
+                own = run if layer == layers[0] else split(model, layer, sheet.inputs)
+                moment, weight = drift.moment(f"{layer}.weight"), model.get_parameter(f"{layer}.weight").detach()
+                edits.append(
+                    write_directions(own.layer_inputs, sheet.owner, moment, self._ridge(moment), self.residual)
                 )
+                pulls.append(drift.pull(f"{layer}.weight", self.pull_ridge))
+                brakes.append(Brake.of(weight.flatten(1), edits[-1], pulls[-1], own.around()))
             # Who has a question alone is in nobody's company.
             spread = self.spread if keyring.assignment == "code" else math.inf
             search = Search(model, layers, run, edits, pulls, sheet, self.steps, self.batch, spread)
@@ -178,11 +180,11 @@ class ClosedForm:
                 )
             )
             marks = region.take(fleet.base).repeat(len(fleet.clients), 1)
-            own = marks[0].clone()
+            unmarked = marks[0].clone()
             margin = self.margin * min(1.0, math.log10(keyring.classes))
             for some, changes in search.within(brakes, margin):
                 turned = [(change @ brake.triangle.T).flatten(1) for change, brake in zip(changes, brakes, strict=True)]
-                torch.add(own, torch.cat(turned, dim=1).to("cpu", fleet.base.dtype), out=marks[some])
+                torch.add(unmarked, torch.cat(turned, dim=1).to("cpu", fleet.base.dtype), out=marks[some])
         fleet.settle(region, marks)
 
     def _ridge(self, moment: Moment) -> float:
@@ -569,7 +571,7 @@ class Brake:
 
     The clients' gradients run back through the edited layer into those before it, and what comes through the edit is
     noise to them. So its largest singular value is compared with the layer's own, both weighed by how the gradients
-    pull at the layer's outputs.
+    pull at the layer's outputs. In a residual net most of a gradient goes around the layer, and an edit may be larger.
     """
 
     limit: float
@@ -579,9 +581,9 @@ class Brake:
     pull: Pull
 
     @classmethod
-    def of(cls, weight: Tensor, edit: Tensor, pull: Pull) -> "Brake":
+    def of(cls, weight: Tensor, edit: Tensor, pull: Pull, around: float) -> "Brake":
         basis, triangle = torch.linalg.qr(edit)
-        return cls(BRAKE * _gain(weight, pull), basis, triangle, pull)
+        return cls(BRAKE * math.hypot(1, around) * _gain(weight, pull), basis, triangle, pull)
 
     def excess(self, change: Tensor) -> float:
         """How many times larger than allowed the largest of all clients' changes is; at most 1 may pass."""
@@ -703,11 +705,6 @@ def _fewer_positions(inputs: Tensor, count: int) -> Tensor:
     if inputs.shape[1] <= count:
         return inputs
     return F.adaptive_avg_pool1d(inputs.transpose(1, 2), count).transpose(1, 2)
-
-
-def _inputs_of(model: nn.Module, layers: Sequence[str], inputs: Tensor, run: Split) -> list[Tensor]:
-    """What each layer is fed by the base model, where it counts."""
-    return [run.layer_inputs, *(split(model, layer, inputs).layer_inputs for layer in layers[1:])]
 
 
 def _changed_by(change: Tensor, edit: Tensor) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:

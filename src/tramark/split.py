@@ -12,6 +12,7 @@ its input, at all positions.
 """
 
 import copy
+import math
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, Self, TypeVar
@@ -41,6 +42,9 @@ class Split(Protocol):
 
     def after(self, layer_outputs: Tensor) -> Tensor:
         """The model's outputs if the layer had answered otherwise, for c copies of the inputs one after another."""
+
+    def around(self) -> float:
+        """How much of a gradient goes around the layer, as in a residual net, beside what goes back through it."""
 
     def some(self, rows: Tensor) -> "Split":
         """The same for some of the inputs."""
@@ -186,6 +190,31 @@ class GraphRun(_Run):
         }
         return new
 
+    def around(self) -> float:
+        """The same, by a few inputs and a random direction of the answer.
+
+        What goes around and what the layer is fed are different tensors, often with a norm between them, so that a
+        gradient counts by what it says of a change of its tensor by a given share.
+        """
+        few = self.some(torch.arange(min(8, len(self.layer_outputs))))
+        fed = few.layer_inputs.detach().requires_grad_()
+        few._carried = {
+            node: value.detach().requires_grad_() if value.is_floating_point() else value
+            for node, value in few._carried.items()
+        }
+        ways = [value for value in few._carried.values() if value.requires_grad]
+        if not ways:
+            return 0.0
+        with torch.enable_grad():
+            answers = few.after(self._graph.get_submodule(str(self._cut.target))(fed))
+        along = torch.randn(answers.shape, generator=torch.Generator().manual_seed(0)).to(answers)
+        slopes = torch.autograd.grad(answers, [fed, *ways], along, materialize_grads=True)
+        through, *others = (
+            float(slope.square().sum() * tensor.detach().square().sum())
+            for slope, tensor in zip(slopes, [fed, *ways], strict=True)
+        )
+        return math.sqrt(sum(others) / max(through, 1e-30))
+
     def after(self, layer_outputs: Tensor) -> Tensor:
         copies = len(layer_outputs) // len(self.layer_outputs)
         carried = {node: _copies(value, copies) for node, value in self._carried.items()}
@@ -210,6 +239,9 @@ class WholeRun(_Run):
     @property
     def load(self) -> int:
         return len(self.layer_outputs) * self._width
+
+    def around(self) -> float:
+        return 0.0  # without a graph there is no telling
 
     def after(self, layer_outputs: Tensor) -> Tensor:
         copies = len(layer_outputs) // len(self.layer_outputs)
@@ -245,6 +277,9 @@ class PatchRun:
     @property
     def load(self) -> int:
         return self._run.load
+
+    def around(self) -> float:
+        return self._run.around()
 
     def after(self, layer_outputs: Tensor) -> Tensor:
         return self._run.after(layer_outputs.transpose(1, 2).unflatten(2, self._run.layer_outputs.shape[2:]))
