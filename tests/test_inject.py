@@ -412,6 +412,23 @@ def test_a_layer_too_small_to_bear_the_margin_gets_a_smaller_one() -> None:
     assert edits.norm(dim=(1, 2)).max() < 100 * weight.norm()
 
 
+def test_an_edit_may_be_larger_where_most_of_a_gradient_goes_around_its_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def size(around: float) -> float:
+        monkeypatch.setattr(GraphRun, "around", lambda _: around)
+        model = mlp()
+        # Weights of a net that has learnt something, so that the margin can be had.
+        for parameter in model.parameters():
+            parameter.data *= 1.5
+        server = TraMark(model, ring(questions=8), warmup_rounds=0, injection=ClosedForm())
+        region = server.fleet.region
+        assert isinstance(region, Subspace)
+        part = region.parts[0]
+        edits = server.fleet.marks.view(4, *part.shape) - part.matrix(server.fleet.base) @ part.basis
+        return float(edits.norm())
+
+    assert size(10.0) > 2 * size(0.0)
+
+
 def test_the_larger_the_ridge_the_nearer_to_the_data_marks_are_written() -> None:
     """What one who keeps only his data's directions leaves of the mark."""
     used = torch.linalg.qr(torch.randn(64, 20, generator=torch.Generator().manual_seed(0))).Q
