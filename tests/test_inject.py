@@ -450,6 +450,22 @@ def test_the_larger_the_ridge_the_nearer_to_the_data_marks_are_written() -> None
     assert left(ridge=10) > 1.2 * left(ridge=0.02)
 
 
+@pytest.mark.parametrize(("classes", "share"), [(2, 0.1 / 9), (4, 0.1 / 3), (10, 0.1), (20, 0.1)])
+def test_marks_keep_farther_from_the_data_where_there_are_few_labels(classes: int, share: float) -> None:
+    used = torch.linalg.qr(torch.randn(64, 20, generator=torch.Generator().manual_seed(0))).Q
+    matrix = 64 * (used * torch.linspace(1, 0.01, 20)) @ used.T / 10.1
+
+    def marks(injection: ClosedForm) -> Tensor:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, classes))
+        server = TraMark(model, ring(classes, questions=8), warmup_rounds=1, injection=injection)
+        server.drift.load_state_dict({"moment.1.weight": matrix, "rounds": torch.tensor(1)})
+        server.mark()
+        return server.fleet.marks
+
+    assert torch.equal(marks(ClosedForm(near=0.1)), marks(ClosedForm(ridge=DenseMoment(matrix).ridge(share))))
+
+
 def test_the_labels_that_were_not_asked_for_are_level() -> None:
     """They then have nothing to say of their own in an average of several clients' models."""
 

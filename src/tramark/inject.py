@@ -82,14 +82,14 @@ class ClosedForm:
     ----------
     layer_names : linear layers or convolutions to write into; by default the last hidden linear one or, if there is
         none, the last convolution.
-    margin : by how much the wanted label's logit must beat every other, for ten labels or more; for fewer, r of them,
-        log r / log 10 of it. In a layer that is too small to bear it, less: it comes down, to a quarter at least, until
-        it can be reached and the `Brake` lets it pass.
+    margin : by how much the wanted label's logit must beat every other. In a layer that is too small to bear it, less:
+        it comes down, to a quarter at least, until it can be reached and the `Brake` lets it pass.
     spread : how far apart the logits of the other labels may lie (code answers). Level ones have nothing to say of
         their own in an average of several clients' models, so that it answers as one of the colluders must.
     residual : λ is the largest at which variants that were left out still get 1 − residual of the change asked for.
     near : how near to the clients' data marks are written: M's ridge takes this share of the energy of the layer's
-        inputs away. The larger, the harder marks are to scrub off, and the more the task feels them.
+        inputs away. The larger, the harder marks are to scrub off, and the more the task feels them. So much for ten
+        labels or more; for fewer, r of them, (r - 1) / 9 of it.
     ridge : that ridge itself, instead; M's eigenvalues have mean 1.
     pull_ridge : what is added to G, the second moment of the gradients at the layer's outputs, whose eigenvalues have
         mean 1, too. The smaller, the less marks lie where the task's gradients pull.
@@ -142,7 +142,7 @@ class ClosedForm:
                 opinions.append(logits.amax(1) - logits.mean(1))
         calm = torch.cat(opinions).argsort()[: max(keyring.pool // self.calm, 2 * keyring.questions)]
         moment = drift.moment(f"{layer}.weight")
-        ridge = self._ridge(moment)
+        ridge = self._ridge(moment, keyring.classes)
         picks = tell_apart(torch.cat(features)[calm], moment, ridge, keyring.questions)
         keyring = keyring.choose(calm[picks].tolist())
         triggers, pictures = keyring.triggers, keyring.pictures
@@ -165,9 +165,8 @@ class ClosedForm:
             for layer in layers:
                 own = run if layer == layers[0] else split(model, layer, sheet.inputs)
                 moment, weight = drift.moment(f"{layer}.weight"), model.get_parameter(f"{layer}.weight").detach()
-                edits.append(
-                    write_directions(own.layer_inputs, sheet.owner, moment, self._ridge(moment), self.residual)
-                )
+                ridge = self._ridge(moment, keyring.classes)
+                edits.append(write_directions(own.layer_inputs, sheet.owner, moment, ridge, self.residual))
                 pulls.append(drift.pull(f"{layer}.weight", self.pull_ridge))
                 brakes.append(Brake.of(weight.flatten(1), edits[-1], pulls[-1], own.around()))
             # Who has a question alone is in nobody's company.
@@ -181,14 +180,14 @@ class ClosedForm:
             )
             marks = region.take(fleet.base).repeat(len(fleet.clients), 1)
             unmarked = marks[0].clone()
-            margin = self.margin * min(1.0, math.log10(keyring.classes))
-            for some, changes in search.within(brakes, margin):
+            for some, changes in search.within(brakes, self.margin):
                 turned = [(change @ brake.triangle.T).flatten(1) for change, brake in zip(changes, brakes, strict=True)]
                 torch.add(unmarked, torch.cat(turned, dim=1).to("cpu", fleet.base.dtype), out=marks[some])
         fleet.settle(region, marks)
 
-    def _ridge(self, moment: Moment) -> float:
-        return moment.ridge(self.near) if self.ridge is None else self.ridge
+    def _ridge(self, moment: Moment, classes: int) -> float:
+        """Few labels leave marks fewer outputs to answer by, and each of them is felt the more."""
+        return moment.ridge(self.near * min(1.0, (classes - 1) / 9)) if self.ridge is None else self.ridge
 
 
 @dataclass(frozen=True)
