@@ -207,8 +207,7 @@ class GraphRun(_Run):
             return 0.0
         with torch.enable_grad():
             answers = few.after(self._graph.get_submodule(str(self._cut.target))(fed))
-        along = torch.randn(answers.shape, generator=torch.Generator().manual_seed(0)).to(answers)
-        slopes = torch.autograd.grad(answers, [fed, *ways], along, materialize_grads=True)
+        slopes = torch.autograd.grad(answers, [fed, *ways], _any_direction(answers), materialize_grads=True)
         through, *others = (
             float(slope.square().sum() * tensor.detach().square().sum())
             for slope, tensor in zip(slopes, [fed, *ways], strict=True)
@@ -317,8 +316,7 @@ def _reaching(run: Run) -> Tensor | None:
     outputs = few.layer_outputs.detach().clone().requires_grad_()
     with torch.enable_grad():
         answers = few.after(outputs)
-    along = torch.randn(answers.shape, generator=torch.Generator().manual_seed(0)).to(answers)
-    slopes = torch.autograd.grad(answers, outputs, along)[0].flatten(1, -2)
+    slopes = torch.autograd.grad(answers, outputs, _any_direction(answers))[0].flatten(1, -2)
     positions = slopes.ne(0).any(-1).any(0).nonzero().flatten()
     if not 0 < len(positions) < slopes.shape[1] or not _all_that_counts(run, positions):
         return None
@@ -337,8 +335,7 @@ def _all_that_counts(run: Run, positions: Tensor) -> bool:
 def _can_be_short(run: GraphRun, positions: Tensor) -> bool:
     """Whether what comes after answers the same, for any answer of the layer, if it is given some positions alone."""
     short = run.only(positions, short=True)
-    noise = torch.randn(short.layer_outputs.shape, generator=torch.Generator().manual_seed(0)).to(short.layer_outputs)
-    changed = short.layer_outputs + noise * short.layer_outputs.std()
+    changed = short.layer_outputs + _any_direction(short.layer_outputs) * short.layer_outputs.std()
     expected = run.only(positions).after(changed)
     try:
         found = short.after(changed)
@@ -347,6 +344,11 @@ def _can_be_short(run: GraphRun, positions: Tensor) -> bool:
     return found.shape == expected.shape and torch.allclose(
         found, expected, rtol=1e-3, atol=1e-3 * float(expected.std())
     )
+
+
+def _any_direction(like: Tensor) -> Tensor:
+    """Normal noise, the same each time."""
+    return torch.randn(like.shape, generator=torch.Generator().manual_seed(0)).to(like)
 
 
 def _placed(whole: Tensor | None, positions: Tensor | None, some: Tensor) -> Tensor:
