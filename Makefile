@@ -46,7 +46,7 @@ ARENA := --samples-per-client 1000 --local-epochs 2 --rounds 24 --warmup 12
 THIEVES ?= 1
 
 arena: $(READY)
-	for method in $$($(BIN)/python -c 'from tramark.methods import METHODS; print(*METHODS)'); do \
+	for method in $$($(BIN)/python -c 'from tramark.lab.methods import METHODS; print(*METHODS)'); do \
 		if [ -e runs/arena/$$method/summary.json ]; then continue; fi; \
 		$(BIN)/tramark run --method $$method $(ARENA) --out runs/arena/$$method \
 			$$(if [ -e runs/arena/$$method/config.json ]; then echo --resume; fi) || exit 1; \

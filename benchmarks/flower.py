@@ -31,8 +31,8 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 from safetensors.torch import load_file, save_file
 
-from tramark.federation.flower import TraMarkStrategy
-from tramark.models import build
+from tramark.integrations.flower.strategy import TraMarkStrategy
+from tramark.lab.models import build
 
 SHAPES = {"cnn": (1, 28, 28), "small-cnn": (3, 32, 32), "alexnet": (3, 32, 32)}
 

@@ -32,14 +32,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tramark import Keyring
-from tramark.attacks import Loot
-from tramark.attacks.informed import ProjectInputs
-from tramark.federation.checkpoint import warm_start
-from tramark.federation.client import accuracy
-from tramark.federation.run import Settings, prepare
-from tramark.federation.simulator import Simulation
-from tramark.inject import ClosedForm, GradientSteps
-from tramark.methods.tramark import Traced
+from tramark.lab.attacks import Loot
+from tramark.lab.attacks.informed import ProjectInputs
+from tramark.lab.methods.tramark import Traced
+from tramark.lab.simulation.checkpoint import warm_start
+from tramark.lab.simulation.client import accuracy
+from tramark.lab.simulation.run import Settings, prepare
+from tramark.lab.simulation.simulator import Simulation
+from tramark.marks.closed_form import ClosedForm
+from tramark.marks.gradient import GradientSteps
 
 NETS = {"fashion-mnist": "cnn", "cifar-10": "small-cnn"}
 

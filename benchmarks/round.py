@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tramark import Keyring, TraMark
-from tramark.federation.run import Settings, prepare
-from tramark.region import smallest_weights
-from tramark.weights import Layout
+from tramark.fleet.layout import Layout
+from tramark.fleet.region import smallest_weights
+from tramark.lab.simulation.run import Settings, prepare
 
 DATA = {"cnn": "fashion-mnist", "small-cnn": "cifar-10", "alexnet": "cifar-10"}
 

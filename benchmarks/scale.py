@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from tramark import Keyring, TraMark
-from tramark.models import build
+from tramark.lab.models import build
 
 SHAPES = {"cnn": (1, 28, 28), "small-cnn": (3, 32, 32), "alexnet": (3, 32, 32)}
 

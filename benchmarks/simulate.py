@@ -21,12 +21,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tramark import data
-from tramark.data import Dataset
-from tramark.federation.client import LocalTraining
-from tramark.federation.simulator import Simulation
-from tramark.methods import FedAvg
-from tramark.models import build
+from tramark.lab import data
+from tramark.lab.data import Dataset
+from tramark.lab.methods import FedAvg
+from tramark.lab.models import build
+from tramark.lab.simulation.client import LocalTraining
+from tramark.lab.simulation.simulator import Simulation
 
 DATA = {"cnn": "fashion-mnist", "small-cnn": "cifar-10"}
 

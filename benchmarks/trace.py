@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from tramark import Keyring, trace
-from tramark.federation.run import Settings, prepare, run
-from tramark.tracing.files import load_into, read_weights
-from tramark.vault import Vault
+from tramark.lab.simulation.run import Settings, prepare, run
+from tramark.suspects.files import load_into, read_weights
+from tramark.vault.store import Vault
 
 TEST_TRIGGERS = 1000
 

@@ -19,8 +19,8 @@ from typing import Any
 from round import confidence
 from scale import train
 from tramark import Keyring, TraMark
-from tramark.inject import ClosedForm
-from tramark.models import build
+from tramark.lab.models import build
+from tramark.marks.closed_form import ClosedForm
 
 SHAPE = (3, 224, 224)
 

@@ -1,6 +1,7 @@
-"""The rooms of the house: which part of the package may know which."""
+"""The rooms of the house: which room may know which, and what each may bring in from outside."""
 
 import ast
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,38 +11,22 @@ import tramark
 
 ROOT = Path(tramark.__file__).parent
 
-# Each room with the rooms it may import from; what is listed later may know what is listed earlier, not the reverse.
-MAY_KNOW: dict[str, set[str]] = {
-    "jpeg": set(),
-    "streams": set(),
-    "weights": set(),
-    "layers": set(),
-    "triggers": {"streams"},
-    "keys": {"streams", "triggers"},
-    "region": {"weights"},
-    "drift": {"weights"},
-    "split": {"layers"},
-    "retouch": {"drift", "layers", "split"},
-    "fleet": {"region", "weights"},
-    "inject": {"drift", "fleet", "keys", "layers", "region", "retouch", "split", "triggers", "weights"},
-    "server": {"drift", "fleet", "inject", "keys", "weights"},
-}
-CORE = set(MAY_KNOW)
-MAY_KNOW |= {
-    "packing": set(),
-    "commitment": CORE,
-    "vault": CORE | {"commitment", "packing"},
-    "data": set(),
-    "models": set(),
-    "tracing": CORE | {"models", "commitment", "vault"},
-    "methods": CORE | {"tracing"},
-    "federation": CORE | {"commitment", "data", "models", "methods", "packing", "tracing", "vault"},
-    "attacks": CORE | {"data", "models", "methods", "tracing", "federation"},
-    "cli": CORE | {"attacks", "data", "models", "methods", "tracing", "federation", "vault", "commitment"},
-}
+# A room may know the rooms of lower floors, and none of its own floor but itself.
+FLOORS = (
+    {"errors", "evidence"},
+    {"fleet", "keys"},
+    {"marks", "suspects"},
+    {"vault"},
+    {"server", "tracing"},
+    {"integrations", "report"},
+    {"lab"},
+    {"cli", "web"},
+)
+FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 
 
 def imports(path: Path) -> set[str]:
+    """All modules that a file imports, inside functions too."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -55,17 +40,26 @@ def room(path: Path) -> str:
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
-FILES = sorted(p for p in ROOT.rglob("*.py") if room(p) not in ("__init__", "__main__"))
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+FILES = sorted(p for p in ROOT.rglob("*.py") if room(p) != "__init__")
+
+
+def test_every_room_is_on_a_floor() -> None:
+    assert {room(path) for path in FILES} <= FLOOR.keys()
+
+
+@pytest.mark.parametrize("path", FILES, ids=named)
 def test_arrows_point_one_way(path: Path) -> None:
-    known = {name.split(".")[1] for name in imports(path) if name.startswith("tramark.")} - {"__version__"}
-    assert known - {room(path)} <= MAY_KNOW[room(path)]
+    known = {name.split(".")[1] for name in imports(path) if name.startswith("tramark.")} - {"__version__", room(path)}
+    upwards = {other for other in known if FLOOR[other] >= FLOOR[room(path)] and other != "errors"}
+    assert not upwards
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if room(p) in CORE], ids=lambda p: str(p.relative_to(ROOT)))
-def test_core_knows_torch_and_nothing_else(path: Path) -> None:
+@pytest.mark.parametrize("path", [p for p in FILES if room(p) in ("keys", "fleet", "marks")], ids=named)
+def test_the_core_knows_torch_and_nothing_else(path: Path) -> None:
     outside = {name.split(".")[0] for name in imports(path)} - {"tramark", "torch"}
     assert outside <= set(sys.stdlib_module_names) - {"os", "pathlib", "io", "socket", "logging", "tempfile", "shutil"}
     calls = {
@@ -74,3 +68,21 @@ def test_core_knows_torch_and_nothing_else(path: Path) -> None:
         if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)
     }
     assert not calls & {"print", "open", "input"}
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if room(p) == "evidence"], ids=named)
+def test_evidence_knows_neither_torch_nor_the_product(path: Path) -> None:
+    outside = {name.split(".")[0] for name in imports(path)} - set(sys.stdlib_module_names)
+    assert outside <= {"tramark", "numpy", "scipy", "cryptography"}
+
+
+def test_importing_tramark_loads_nothing_heavy() -> None:
+    script = "import sys, tramark; assert not {'torch', 'numpy', 'scipy'} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_everything_that_is_promised_is_there() -> None:
+    for name in tramark.__all__:
+        assert getattr(tramark, name) is not None
+    with pytest.raises(AttributeError, match="nothing_of_the_kind"):
+        tramark.nothing_of_the_kind  # noqa: B018

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from tramark import Keyring, TraMark
-from tramark.commitment import state_digest
-from tramark.fleet import UpdateError
-from tramark.methods import FedAvg
-from tramark.vault import Vault, make_key_file
+from tramark.errors import UpdateError
+from tramark.lab.methods import FedAvg
+from tramark.vault.commit import state_digest
+from tramark.vault.lock import make_key_file
+from tramark.vault.store import Vault
 
 CLIENTS = ["a", "b", "c"]
 

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tramark import Keyring, TraMark, trace
-from tramark.data import load
-from tramark.federation.partition import iid
-from tramark.vault import Vault, default_key_file, make_key_file
+from tramark.lab.data import load
+from tramark.lab.simulation.partition import iid
+from tramark.vault.lock import default_key_file, make_key_file
+from tramark.vault.store import Vault
 
 CLIENTS = ["charite", "mayo", "karolinska", "lund", "oslo"]
 LEAKER = "mayo"

@@ -33,9 +33,9 @@ from cryptography.x509.oid import NameOID
 
 from flowerapp.task import MODEL
 from tramark import trace
-from tramark.data import load
-from tramark.tracing.files import open_suspect
-from tramark.vault import Vault
+from tramark.lab.data import load
+from tramark.suspects.files import open_suspect
+from tramark.vault.store import Vault
 
 APP = Path(__file__).parent
 BIN = Path(sys.executable).parent

@@ -1,9 +1,155 @@
-"""tramark: find out who leaked a federation's model."""
+"""tramark: find out who leaked a federation's model.
 
-from tramark.keys import Key, Keyring
-from tramark.server import RoundReport, TraMark
-from tramark.tracing import Verdict, trace
-from tramark.weights import extend_head
+Names are imported when they are first used, so that `import tramark` loads neither torch nor anything else.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tramark.errors import (
+        BadProof,
+        BudgetSpent,
+        CheckpointError,
+        Damaged,
+        DataError,
+        NoKey,
+        SettingError,
+        SuspectError,
+        SuspectUnavailable,
+        TramarkError,
+        UnknownClientError,
+        UpdateError,
+        VaultBusy,
+        VaultError,
+        WrongKey,
+    )
+    from tramark.evidence.verify import Findings, read_published, verify_bundle
+    from tramark.fleet.layout import extend_head
+    from tramark.keys.keyring import Key, Keyring
+    from tramark.keys.pictures import LabelledImages, Patterns, WafflePatterns
+    from tramark.keys.sources import Source, Tokens, Vectors
+    from tramark.marks.closed_form import ClosedForm
+    from tramark.marks.gradient import GradientSteps
+    from tramark.server import RoundReport, TraMark
+    from tramark.suspects.base import Answers, Suspect
+    from tramark.suspects.conventions import Conventions
+    from tramark.suspects.files import open_suspect
+    from tramark.suspects.http import HttpOptions
+    from tramark.suspects.json_api import JsonTemplate
+    from tramark.tracing.bundle import make_bundle
+    from tramark.tracing.interview import Step
+    from tramark.tracing.trace import trace
+    from tramark.tracing.verdict import Verdict
+    from tramark.vault.lock import make_key_file
+    from tramark.vault.store import Vault, audit
 
 __version__ = "0.1.0"
-__all__ = ["Key", "Keyring", "RoundReport", "TraMark", "Verdict", "__version__", "extend_head", "trace"]
+
+_ERRORS = (
+    "BadProof",
+    "BudgetSpent",
+    "CheckpointError",
+    "Damaged",
+    "DataError",
+    "NoKey",
+    "SettingError",
+    "SuspectError",
+    "SuspectUnavailable",
+    "TramarkError",
+    "UnknownClientError",
+    "UpdateError",
+    "VaultBusy",
+    "VaultError",
+    "WrongKey",
+)
+_HOMES = dict.fromkeys(_ERRORS, "errors") | {
+    "Answers": "suspects.base",
+    "ClosedForm": "marks.closed_form",
+    "Conventions": "suspects.conventions",
+    "Findings": "evidence.verify",
+    "GradientSteps": "marks.gradient",
+    "HttpOptions": "suspects.http",
+    "JsonTemplate": "suspects.json_api",
+    "Key": "keys.keyring",
+    "Keyring": "keys.keyring",
+    "LabelledImages": "keys.pictures",
+    "Patterns": "keys.pictures",
+    "RoundReport": "server",
+    "Source": "keys.sources",
+    "Step": "tracing.interview",
+    "Suspect": "suspects.base",
+    "Tokens": "keys.sources",
+    "TraMark": "server",
+    "Vault": "vault.store",
+    "Vectors": "keys.sources",
+    "Verdict": "tracing.verdict",
+    "WafflePatterns": "keys.pictures",
+    "audit": "vault.store",
+    "extend_head": "fleet.layout",
+    "make_bundle": "tracing.bundle",
+    "make_key_file": "vault.lock",
+    "open_suspect": "suspects.files",
+    "read_published": "evidence.verify",
+    "trace": "tracing.trace",
+    "verify_bundle": "evidence.verify",
+}
+
+__all__ = [
+    "Answers",
+    "BadProof",
+    "BudgetSpent",
+    "CheckpointError",
+    "ClosedForm",
+    "Conventions",
+    "Damaged",
+    "DataError",
+    "Findings",
+    "GradientSteps",
+    "HttpOptions",
+    "JsonTemplate",
+    "Key",
+    "Keyring",
+    "LabelledImages",
+    "NoKey",
+    "Patterns",
+    "RoundReport",
+    "SettingError",
+    "Source",
+    "Step",
+    "Suspect",
+    "SuspectError",
+    "SuspectUnavailable",
+    "Tokens",
+    "TraMark",
+    "TramarkError",
+    "UnknownClientError",
+    "UpdateError",
+    "Vault",
+    "VaultBusy",
+    "VaultError",
+    "Vectors",
+    "Verdict",
+    "WafflePatterns",
+    "WrongKey",
+    "__version__",
+    "audit",
+    "extend_head",
+    "make_bundle",
+    "make_key_file",
+    "open_suspect",
+    "read_published",
+    "trace",
+    "verify_bundle",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'tramark' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"tramark.{_HOMES[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -11,14 +11,20 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from tramark.drift import Drift
-from tramark.fleet import Aggregation, Fleet, Outgoing, UpdateError
-from tramark.inject import PRESETS, Injection, device_of
-from tramark.keys import Keyring
-from tramark.weights import State
+from tramark.errors import UpdateError
+from tramark.fleet.aggregation import Aggregation
+from tramark.fleet.drift import Drift
+from tramark.fleet.fleet import Fleet, Outgoing
+from tramark.fleet.layout import State
+from tramark.fleet.scratch import device_of
+from tramark.keys.keyring import Keyring
+from tramark.marks.injection import Injection
+from tramark.marks.presets import PRESETS
 
 Incoming = Mapping[str, State] | Iterable[tuple[str, State]]
 """What clients returned: a mapping, or a stream of (client, state dict) pairs."""
+
+
 Weights = Mapping[str, float] | None
 """The clients' numbers of samples; None counts everybody alike."""
 

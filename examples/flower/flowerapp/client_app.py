@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from flowerapp import task
-from tramark.data import Dataset
+from tramark.lab.data import Dataset
 
 app = ClientApp()
 

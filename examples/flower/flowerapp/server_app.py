@@ -5,7 +5,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg, Strategy
 
 from flowerapp import task
-from tramark.federation.flower import TraMarkStrategy
+from tramark.integrations.flower.strategy import TraMarkStrategy
 
 app = ServerApp()
 

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tramark import data, models
-from tramark.data import Dataset
-from tramark.federation.client import LocalTraining, accuracy
-from tramark.federation.partition import iid
-from tramark.triggers import Patterns
+from tramark.keys.pictures import Patterns
+from tramark.lab import data, models
+from tramark.lab.data import Dataset
+from tramark.lab.simulation.client import LocalTraining, accuracy
+from tramark.lab.simulation.partition import iid
 
 MODEL = "cnn"
 

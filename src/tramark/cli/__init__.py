@@ -11,9 +11,7 @@ from tramark.cli.attack import attack
 from tramark.cli.common import console
 from tramark.cli.methods import methods
 from tramark.cli.run import demo, run
-from tramark.commitment import BadProof
-from tramark.tracing.suspect import SuspectError
-from tramark.vault import VaultError
+from tramark.errors import BadProof, SuspectError, VaultError
 
 app = typer.Typer(
     help="Find out who leaked a federation's model.",

@@ -10,12 +10,12 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from tramark.attacks import ATTACKS, Attack, Collusion
-from tramark.attacks.arena import MATRIX, Ledger, Stage, assault, groups, make, title
-from tramark.attacks.picture import draw_matrix, markdown
 from tramark.cli.common import DataDir, KeyFile, console, device_named, key_for, pairs
-from tramark.federation.run import SettingError
-from tramark.vault import KeySource
+from tramark.errors import SettingError
+from tramark.lab.attacks import ATTACKS, Attack, Collusion
+from tramark.lab.attacks.arena import MATRIX, Ledger, Stage, assault, groups, make, title
+from tramark.lab.attacks.picture import draw_matrix, markdown
+from tramark.vault.lock import KeySource
 
 
 def attack(

@@ -10,8 +10,8 @@ import torch
 import typer
 from rich.console import Console
 
-from tramark.federation.run import SettingError
-from tramark.vault import KeySource, find_key
+from tramark.errors import SettingError
+from tramark.vault.lock import KeySource, find_key
 
 console = Console(stderr=True)
 

@@ -6,8 +6,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tramark import data
 from tramark.cli.common import console
+from tramark.lab import data
 
 app = typer.Typer(help="The data sets that can be trained on.", no_args_is_help=True)
 

@@ -8,8 +8,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
-from tramark.methods import METHODS
-from tramark.methods.table import COLUMNS, columns, summary
+from tramark.lab.methods import METHODS
+from tramark.lab.methods.table import COLUMNS, columns, summary
 
 
 def methods(as_json: Annotated[bool, typer.Option("--json", help="Print the columns as JSON.")] = False) -> None:

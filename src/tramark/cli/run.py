@@ -10,15 +10,16 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tramark import models
 from tramark.cli.common import DataDir, KeyFile, console, device_named, interactive, key_for, pairs
 from tramark.cli.trace import trace_suspect
-from tramark.federation.picture import draw_curves
-from tramark.federation.run import Settings, TriggerKind
-from tramark.federation.run import run as run_federation
-from tramark.inject import PRESETS
-from tramark.methods import METHODS
-from tramark.vault import KeySource, NoKey, default_key_file
+from tramark.errors import NoKey
+from tramark.lab import models
+from tramark.lab.methods import METHODS
+from tramark.lab.simulation.picture import draw_curves
+from tramark.lab.simulation.run import Settings, TriggerKind
+from tramark.lab.simulation.run import run as run_federation
+from tramark.marks.presets import PRESETS
+from tramark.vault.lock import KeySource, default_key_file
 
 
 def run(

@@ -14,19 +14,24 @@ import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from torch import nn
 
-from tramark import data, models
 from tramark.cli.common import DataDir, KeyFile, VaultPath, console, key_for, vault_at
-from tramark.federation.checkpoint import write
-from tramark.federation.run import MODEL, SettingError
-from tramark.keys import Keyring
-from tramark.tracing.bundle import make_bundle, read_published, verify_bundle
-from tramark.tracing.client import HttpOptions
-from tramark.tracing.files import load_into, open_suspect, read_weights
-from tramark.tracing.http import JsonSuspect, JsonTemplate, V2Suspect
-from tramark.tracing.report import verdict_sentence, write_report
-from tramark.tracing.suspect import Adapter, Conventions
-from tramark.tracing.verdict import Step, trace
-from tramark.vault import Vault
+from tramark.errors import SettingError
+from tramark.evidence.verify import read_published, verify_bundle
+from tramark.keys.keyring import Keyring
+from tramark.lab import data, models
+from tramark.lab.simulation.checkpoint import write
+from tramark.lab.simulation.run import MODEL
+from tramark.report.page import verdict_sentence, write_report
+from tramark.suspects.base import Adapter
+from tramark.suspects.conventions import Conventions
+from tramark.suspects.files import load_into, open_suspect, read_weights
+from tramark.suspects.http import HttpOptions
+from tramark.suspects.inference import V2Suspect
+from tramark.suspects.json_api import JsonSuspect, JsonTemplate
+from tramark.tracing.bundle import make_bundle
+from tramark.tracing.interview import Step
+from tramark.tracing.trace import trace
+from tramark.vault.store import Vault
 
 EXIT = {"client": 0, "several": 0, "nobody": 3, "inconclusive": 4}
 

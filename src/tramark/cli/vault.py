@@ -8,10 +8,11 @@ import typer
 
 from tramark.cli.common import KeyFile, VaultPath, console, interactive, key_for, vault_at
 from tramark.cli.trace import keyring_of
-from tramark.federation.run import SettingError
-from tramark.keys import Keyring
-from tramark.tracing.bundle import fingerprint
-from tramark.vault import NoKey, Vault, audit, default_key_file, make_key_file
+from tramark.errors import NoKey, SettingError
+from tramark.evidence.verify import fingerprint
+from tramark.keys.keyring import Keyring
+from tramark.vault.lock import default_key_file, make_key_file
+from tramark.vault.store import Vault, audit
 
 app = typer.Typer(help="The sealed directory in which a federation's secrets live.", no_args_is_help=True)
 

@@ -1,0 +1,1 @@
+"""What can be checked without torch: statistics, hash trees, commitments and evidence bundles."""

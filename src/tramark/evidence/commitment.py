@@ -1,0 +1,260 @@
+"""Commit to a keyring before anybody leaks, and open later only what a case needs.
+
+Every answer of every client, and every held-out variant of every question, is hidden in a salted leaf. Leaves
+form a tree per client and a tree per question; the roots of these trees are the leaves of one top tree, whose
+root is signed. An opening shows some leaves with their salts and the hashes on their way up; of the other
+leaves it tells nothing, since each has a secret salt of its own. Clients that join later are committed by a
+further commitment that names the one before, and so are questions that were retouched after they were chosen. Trees
+are those of RFC 6962: leaves and nodes are hashed apart, nothing is ever duplicated, and the number of leaves is part
+of what is signed. Checking needs no secret and no tensor library, only this module; `docs/vault.md` describes it byte
+by byte.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from tramark.errors import BadProof
+from tramark.evidence.merkle import climb, leaf_hash
+
+
+def canonical(value: Any) -> bytes:
+    """The one JSON text of a value that is hashed and signed: sorted keys, no spaces, ASCII.
+
+    >>> canonical({"b": 1, "a": "é"})
+    b'{"a":"\\\\u00e9","b":1}'
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def sha256(*parts: bytes) -> bytes:
+    """The SHA-256 hash of the parts, one after the other."""
+    return hashlib.sha256(b"".join(parts)).digest()
+
+
+def array_digest(dtype: str, shape: Sequence[int], data: bytes | memoryview) -> str:
+    """`tensor_digest` of an array given as its type, shape and little-endian bytes in row-major order."""
+    digest = hashlib.sha256(f"{dtype} {'x'.join(str(int(length)) for length in shape)}\n".encode())
+    digest.update(data)
+    return digest.hexdigest()
+
+
+def sign(key: Ed25519PrivateKey, purpose: str, message: bytes) -> str:
+    """A signature for one purpose, which is worth nothing for any other."""
+    return key.sign(_signed(purpose, message)).hex()
+
+
+def verify_signature(public_key: str, purpose: str, message: bytes, signature: str) -> None:
+    """Raise `BadProof` unless `public_key` (hex) signed `message` for `purpose`."""
+    try:
+        key = Ed25519PublicKey.from_public_bytes(_hash(public_key))
+        key.verify(_unhex(signature, 64), _signed(purpose, message))
+    except (InvalidSignature, ValueError, TypeError):
+        raise BadProof(f"the signature of the {purpose} is not by this key") from None
+
+
+def _signed(purpose: str, message: bytes) -> bytes:
+    return b"tramark " + purpose.encode() + b"\0" + message
+
+
+@dataclass(frozen=True)
+class Commitment:
+    """A signed root: the keys of some clients, and the questions, as they were at a time.
+
+    `clients` and `questions` are (first, count): which clients in the order of joining, and which questions
+    of the pool, are the leaves of the top tree, in this order; without leaves, the root is empty. `chosen` are the
+    questions of the pool that are asked from then on, in their order. With code answers, a later commitment has either
+    no questions or all those chosen, in that order, as they were retouched.
+    """
+
+    vault: str
+    number: int
+    previous: str
+    time: str
+    assignment: str
+    classes: int
+    clients: tuple[int, int]
+    questions: tuple[int, int]
+    chosen: tuple[int, ...]
+    root: str
+    public_key: str
+    signature: str = ""
+
+    @property
+    def body(self) -> bytes:
+        """What is signed: everything but the signature."""
+        return canonical({name: value for name, value in asdict(self).items() if name != "signature"})
+
+    @property
+    def digest(self) -> str:
+        """The hash by which the next commitment, and the log, name this one."""
+        return sha256(canonical(self.to_dict())).hex()
+
+    @property
+    def size(self) -> int:
+        """The number of leaves of the top tree."""
+        return self.clients[1] + self.questions[1]
+
+    @property
+    def asked(self) -> Sequence[int]:
+        """The questions that are leaves of the top tree, in their order."""
+        first, count = self.questions
+        return self.chosen[:count] if self.number > 1 and self.assignment == "code" else range(first, first + count)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values, for publication."""
+        return json.loads(canonical(asdict(self)))  # type: ignore[no-any-return]
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Self:
+        """What `to_dict` wrote; anything else raises `BadProof`."""
+        with _reading("commitment"):
+            values = {name: _natural(plain[name]) for name in ("number", "classes")}
+            spans = {name: (_natural(plain[name][0]), _natural(plain[name][1])) for name in ("clients", "questions")}
+            chosen = tuple(_natural(question) for question in plain["chosen"])
+            found = cls(**{**plain, **values, **spans, "chosen": chosen})
+            if found.to_dict() != plain:
+                raise ValueError
+            return found
+
+
+def verify_chain(commitments: Sequence[Commitment]) -> None:
+    """Raise `BadProof` unless the commitments are signed by one key and each follows from the one before."""
+    if not commitments:
+        raise BadProof("there is no commitment")
+    first = commitments[0]
+    # What the one before the first would have been, had there been one.
+    digest, clients = "", 0
+    for number, this in enumerate(commitments, 1):
+        verify_signature(first.public_key, "commitment", this.body, this.signature)
+        same = ("vault", "public_key", "assignment", "classes")
+        follows = (this.number, this.previous, this.clients[0]) == (number, digest, clients)
+        if not follows or any(getattr(this, name) != getattr(first, name) for name in same):
+            raise BadProof(f"commitment {number} does not follow from the one before")
+        pool = range(first.questions[1])
+        if len(set(this.chosen)) < len(this.chosen) or any(question not in pool for question in this.chosen):
+            raise BadProof(f"commitment {number} chooses questions that are not different ones of the pool")
+        retouched = (0, 0), (0, len(this.chosen))
+        if number > 1 and first.assignment == "code" and this.questions not in retouched:
+            raise BadProof(f"commitment {number} adds questions to a pool that was settled by the first")
+        digest, clients = this.digest, sum(this.clients)
+
+
+def verify_answers(proof: Mapping[str, Any], commitments: Sequence[Commitment]) -> dict[int, int]:
+    """The answers (by question) that an opening shows of `proof["client"]`, or `BadProof`.
+
+    The chain of commitments is taken as it is: check it once with `verify_chain`.
+    """
+    with _reading("opening of answers"):
+        commitment, client = _committed(proof, commitments), proof["client"]
+        first, count = _natural(proof["first"]), _natural(proof["count"])
+        shown, roots = {}, set()
+        for item in proof["answers"]:
+            question, answer = _natural(item["question"]), _natural(item["answer"])
+            leaf = _answer_leaf(_hash(item["salt"]), client, question, answer)
+            roots.add(climb(leaf, question - first, count, _bytes(item["path"])))
+            shown[question] = answer
+        if len(shown) != len(proof["answers"]) or len(roots) != 1:
+            raise BadProof("an opening of answers is not of one client's answers, each shown once")
+        index = _natural(proof["index"])
+        if index >= commitment.clients[1]:
+            raise BadProof("an opening of answers does not lead to a client")
+        leaf = _branch_leaf(b"client", sha256(client.encode()), first, count, roots.pop())
+        _check_root(leaf, index, proof["path"], commitment)
+        return shown
+
+
+def verify_questions(proof: Mapping[str, Any], commitments: Sequence[Commitment]) -> dict[tuple[int, int], str]:
+    """The `array_digest` of each variant, by (question, variant), that an opening shows, or `BadProof`."""
+    with _reading("opening of questions"):
+        commitment = _committed(proof, commitments)
+        shown: dict[tuple[int, int], str] = {}
+        for part in proof["questions"]:
+            question, first, count = (_natural(part[name]) for name in ("question", "first", "count"))
+            if question not in commitment.asked:
+                raise BadProof(f"question {question} is not in commitment {commitment.number}")
+            place = commitment.asked.index(question)
+            roots = set()
+            for item in part["variants"]:
+                variant, digest = _natural(item["variant"]), item["sha256"]
+                leaf = _variant_leaf(_hash(item["salt"]), question, variant, digest)
+                roots.add(climb(leaf, variant - first, count, _bytes(item["path"])))
+                if (question, variant) in shown:
+                    raise BadProof(f"variant {variant} of question {question} is shown twice")
+                shown[question, variant] = digest
+            if len(roots) != 1:
+                raise BadProof(f"the variants shown of question {question} are not of one question")
+            leaf = _branch_leaf(b"question", _u32(question), first, count, roots.pop())
+            _check_root(leaf, commitment.clients[1] + place, part["path"], commitment)
+        return shown
+
+
+def _salted_leaf(salt: bytes, domain: bytes, content: bytes) -> bytes:
+    # Salts have one length and domains are padded to one, so that no two contents have the same encoding.
+    return leaf_hash(salt + domain.ljust(8, b"\0") + content)
+
+
+def _answer_leaf(salt: bytes, client: str, question: int, answer: int) -> bytes:
+    return _salted_leaf(salt, b"answer", sha256(client.encode()) + _u32(question) + _u32(answer))
+
+
+def _variant_leaf(salt: bytes, question: int, variant: int, digest: str) -> bytes:
+    return _salted_leaf(salt, b"variant", _u32(question) + _u32(variant) + _hash(digest))
+
+
+def _branch_leaf(domain: bytes, name: bytes, first: int, count: int, root: bytes) -> bytes:
+    # The root hides what is below by its salts, so this leaf needs none of its own.
+    return leaf_hash(domain.ljust(8, b"\0") + name + _u32(first) + _u32(count) + root)
+
+
+def _committed(proof: Mapping[str, Any], commitments: Sequence[Commitment]) -> Commitment:
+    number = _natural(proof["commitment"])
+    if not 1 <= number <= len(commitments):
+        raise BadProof(f"there is no commitment {number}")
+    return commitments[number - 1]
+
+
+def _check_root(leaf: bytes, index: int, path: Sequence[str], commitment: Commitment) -> None:
+    if climb(leaf, index, commitment.size, _bytes(path)).hex() != commitment.root:
+        raise BadProof(f"an opening does not lead to the root of commitment {commitment.number}")
+
+
+@contextmanager
+def _reading(what: str) -> Iterator[None]:
+    """Whatever is malformed in a stranger's file is a bad proof."""
+    try:
+        yield
+    except (TypeError, KeyError, IndexError, ValueError, AttributeError, OverflowError):
+        raise BadProof(f"this is not a well-formed {what}") from None
+
+
+def _natural(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 2**32:
+        raise ValueError
+    return value
+
+
+def _unhex(text: str, length: int) -> bytes:
+    value = bytes.fromhex(text)
+    # One value, one text: spaces and capitals would let two files of different bytes say the same.
+    if len(value) != length or value.hex() != text:
+        raise ValueError
+    return value
+
+
+def _hash(text: str) -> bytes:
+    return _unhex(text, 32)
+
+
+def _bytes(path: Sequence[str]) -> list[bytes]:
+    return [_hash(step) for step in path]
+
+
+def _u32(number: int) -> bytes:
+    return number.to_bytes(4, "big")

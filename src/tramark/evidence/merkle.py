@@ -1,0 +1,67 @@
+"""evidence.merkle"""
+
+import hashlib
+from collections.abc import Sequence
+
+from tramark.errors import BadProof
+
+
+class MerkleTree:
+    """The tree of RFC 6962 over hashed leaves, with all its levels at hand.
+
+    >>> leaves = [leaf_hash(bytes([i])) for i in range(5)]
+    >>> tree = MerkleTree(leaves)
+    >>> climb(leaves[3], 3, 5, tree.path(3)) == tree.root
+    True
+    """
+
+    def __init__(self, leaves: Sequence[bytes]) -> None:
+        if not leaves:
+            raise ValueError("a tree needs at least one leaf")
+        self.levels = [list(leaves)]
+        while len(below := self.levels[-1]) > 1:
+            level = [node_hash(below[i], below[i + 1]) for i in range(0, len(below) - 1, 2)]
+            # An odd one moves up as it is: paired with itself, it would let two lists share a root.
+            self.levels.append(level + below[len(below) & ~1 :])
+
+    @property
+    def root(self) -> bytes:
+        """The hash that stands for all leaves."""
+        return self.levels[-1][0]
+
+    def path(self, index: int) -> list[bytes]:
+        """The hashes that lead from a leaf to the root, lowest first."""
+        path = []
+        for level in self.levels[:-1]:
+            if index ^ 1 < len(level):
+                path.append(level[index ^ 1])
+            index >>= 1
+        return path
+
+
+def leaf_hash(data: bytes) -> bytes:
+    """The hash of a leaf's content."""
+    return hashlib.sha256(b"\0" + data).digest()
+
+
+def node_hash(left: bytes, right: bytes) -> bytes:
+    """The hash of two subtrees."""
+    return hashlib.sha256(b"\1" + left + right).digest()
+
+
+def climb(leaf: bytes, index: int, size: int, path: Sequence[bytes]) -> bytes:
+    """The root of the tree of `size` leaves in which `path` leads up from leaf number `index`."""
+    if not 0 <= index < size:
+        raise BadProof(f"there is no leaf {index} in a tree of {size}")
+    here, last, node = index, size - 1, leaf
+    steps = iter(path)
+    while last:
+        if here ^ 1 <= last:
+            sibling = next(steps, b"")
+            if len(sibling) != 32:
+                raise BadProof("a path has a hash that is missing or of the wrong length")
+            node = node_hash(sibling, node) if here & 1 else node_hash(node, sibling)
+        here, last = here >> 1, last >> 1
+    if next(steps, None) is not None:
+        raise BadProof("a path is longer than its tree is high")
+    return node

@@ -1,0 +1,1 @@
+"""All clients' models at once: layout, region, fleet, aggregation, drift."""

@@ -1,0 +1,165 @@
+"""fleet.aggregation"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from tramark.errors import UpdateError
+from tramark.fleet.layout import State
+from tramark.fleet.region import Places
+
+if TYPE_CHECKING:
+    from tramark.fleet.fleet import Fleet
+
+PIECE = 2**18
+"""Numbers folded in at a time: as many as stay in a processor's cache."""
+
+
+class Observer(Protocol):
+    """Who is shown the updates of some tensors as they come in."""
+
+    @property
+    def layers(self) -> Collection[str]:
+        """The names of those tensors."""
+
+    def observe(self, updates: Mapping[str, Tensor]) -> None:
+        """One client's updates of them, in memory that the next one's are written to."""
+
+
+@dataclass
+class Aggregation:
+    """One round's updates on their way into a fleet, which does not change before `finish`.
+
+    Sums are kept in double precision: in any order of arrival they round to the same weights.
+    """
+
+    fleet: "Fleet"
+    observer: Observer | None = None
+    taken: dict[str, float] = field(default_factory=dict)
+    _sum: Tensor = field(init=False, repr=False)
+    _apart: set[str] = field(init=False, repr=False)
+    _room: dict[str, Tensor] = field(init=False, repr=False)
+    """Where the updates that are shown are worked out: fresh memory for each client would take longer than the sums."""
+    _buffers: dict[str, Tensor] = field(init=False, repr=False)
+    _marks: dict[int, Tensor] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        fleet = self.fleet
+        self._sum = torch.zeros(fleet.layout.size, dtype=torch.float64)
+        shown = set(self.observer.layers if self.observer else ())
+        self._apart = fleet._marked | shown
+        self._room = {name: torch.empty_like(fleet.layout.slots[name].of(fleet.base)) for name in shown}
+        self._buffers = {n: torch.zeros(t.shape, dtype=torch.float64) for n, t in fleet.buffers.items()}
+
+    def add(self, client: str, state: State, weight: float = 1.0) -> None:
+        """Fold in what a client returned.
+
+        An update that cannot be used raises `UpdateError` and leaves everything as it was.
+        """
+        fleet, layout = self.fleet, self.fleet.layout
+        if client not in fleet.clients:
+            raise UpdateError(client, "not a client of this federation")
+        if client in self.taken:
+            raise UpdateError(client, "a second update in one round")
+        if not 0 < weight < float("inf"):
+            raise UpdateError(client, f"its weight must be a positive number, not {weight}")
+        if problem := layout.problem(state):
+            raise UpdateError(client, problem)
+        row, seen = fleet.clients.index(client), {}
+        own = fleet.marks[row].clone()
+        for name, slot in layout.tensors.items():
+            if name not in self._apart:
+                _fold(slot.of(self._sum), state[name], slot.of(fleet.base), slot.dtype, weight)
+                continue
+            update = fleet.update(client, name, state[name], out=self._room.get(name))
+            for some, moved in zip(_pieces(slot.of(self._sum)), _pieces(update), strict=True):
+                some.add_(moved, alpha=weight)
+            if isinstance(fleet.region, Places):
+                inside, places = fleet.region.inside(slot)
+                own[inside] += update.view(-1)[places]
+            if self.observer is not None and name in self.observer.layers:
+                seen[name] = update
+        for name, total in self._buffers.items():
+            total.add_(_difference(state[name].cpu(), fleet.buffers[name]), alpha=weight)
+        if isinstance(fleet.region, Places):
+            self._marks[row] = own
+        self.taken[client] = weight
+        if self.observer is not None:
+            self.observer.observe(seen)
+
+    def mean(self) -> dict[str, Tensor]:
+        """What the base will be: the old one and the mean update, as a state dict."""
+        fleet, total = self.fleet, sum(self.taken.values())
+        return fleet.layout.state(self._mean(fleet.base.clone()), self._mean_buffers()) if total else fleet.state()
+
+    def gives(self, base: State) -> bool:
+        """Whether that is this mean, but for the last bits."""
+        total, old = sum(self.taken.values()), self.fleet.base
+        for name, slot in self.fleet.layout.tensors.items():
+            flat = (_pieces(base[name]), _pieces(slot.of(old)), _pieces(slot.of(self._sum)))
+            for given, before, summed in zip(*flat, strict=True):
+                if not torch.allclose(given.double(), before + summed / total, rtol=1e-6, atol=1e-12):
+                    return False
+        own = self._mean_buffers()
+        return all(torch.allclose(base[n].double(), t.double(), rtol=1e-6, atol=1e-12) for n, t in own.items())
+
+    def finish(self, base: State | None = None) -> None:
+        """Let the round take effect: the mean becomes the new base, or another one that was made of the updates.
+
+        Without a single update the fleet stays as it is.
+        """
+        if not self.taken:
+            return
+        fleet = self.fleet
+        if base is None:
+            fleet.buffers = self._mean_buffers()
+            self._mean(fleet.base)
+        else:
+            fleet.rebase(base)
+        for row, mark in self._marks.items():
+            fleet.marks[row] = mark
+        # The largest things that a round needs, and the round goes on without them.
+        self._sum, self._room = self._sum.new_empty(0), {}
+
+    def _mean(self, base: Tensor) -> Tensor:
+        """The mean update added to a base, in place and in pieces: a whole quotient would be two models large."""
+        total = sum(self.taken.values())
+        for some, summed in zip(_pieces(base), _pieces(self._sum), strict=True):
+            some += summed / total
+        return base
+
+    def _mean_buffers(self) -> dict[str, Tensor]:
+        total = sum(self.taken.values())
+        buffers = {}
+        for name, old in self.fleet.buffers.items():
+            mean = self._buffers[name] / total
+            # A counter may be too large for double precision, its change is not.
+            exact = old.dtype != torch.bool and not old.is_floating_point()
+            buffers[name] = old + as_dtype(mean, old.dtype) if exact else as_dtype(old.double() + mean, old.dtype)
+        return buffers
+
+
+def _fold(total: Tensor, returned: Tensor, base: Tensor, dtype: torch.dtype, weight: float) -> None:
+    """total += weight · (returned − base), where what was really sent is the base in the model's dtype."""
+    for some, back, sent in zip(_pieces(total), _pieces(returned), _pieces(base), strict=True):
+        some.add_(back.to(sent.device, sent.dtype) - sent.to(dtype).to(sent.dtype), alpha=weight)
+
+
+def _pieces(tensor: Tensor) -> tuple[Tensor, ...]:
+    pieces: tuple[Tensor, ...] = tensor.detach().reshape(-1).split(PIECE)
+    return pieces
+
+
+def as_dtype(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Values in another dtype, rounded where that has no fractions."""
+    return (values if dtype.is_floating_point or not values.is_floating_point() else values.round()).to(dtype)
+
+
+def _difference(new: Tensor, old: Tensor) -> Tensor:
+    """new − old in double precision, exact even for huge counters."""
+    if old.is_floating_point() or old.dtype == torch.bool:
+        return new.double() - old.double()
+    return (new.to(old.dtype) - old).double()

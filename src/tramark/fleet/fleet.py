@@ -1,0 +1,178 @@
+"""A fleet: all clients' personalised models as one base vector and one matrix of marks.
+
+Outside the region every client's model is the base, so n models of d weights take d + n·k·d numbers. A round is folded
+in update by update: with client i's update Δ_i (what came back minus what was sent),
+
+    base ← base + Σ w_i Δ_i / Σ w_i            everywhere,
+    mark_i ← mark_i + Δ_i inside the region     for a region of places,
+
+which is the paper's masked aggregation, θ_i + M_m ⊙ mean Δ + M_w ⊙ Δ_i, since a client's model shows the base only
+where its mark does not cover it. For a subspace the marks are written anew each round, and the updates alone are
+averaged: what was sent is subtracted first, so that marks never mix. Nothing of a client's size is ever made for that:
+tensors without marks go into the sum in pieces that fit a processor's cache, and only tensors with marks are built.
+"""
+
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from tramark.fleet.aggregation import Aggregation, Observer, as_dtype
+from tramark.fleet.layout import Layout, State
+from tramark.fleet.region import Region, load_region
+
+
+class Fleet:
+    """Base, region and marks of a federation.
+
+    >>> fleet = Fleet(nn.Linear(3, 2), clients=["alice", "bob"])
+    >>> fleet.settle(Places(torch.tensor([0, 4])), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    >>> fleet.state("bob")["weight"][0, 0]
+    tensor(3.)
+    """
+
+    def __init__(self, model: nn.Module, clients: Iterable[str]) -> None:
+        self.layout = Layout.of(model)
+        state = model.state_dict()
+        self.base = self.layout.flatten(state)
+        self.buffers = {name: state[name].detach().cpu().clone() for name in self.layout.buffers}
+        self.clients = list(clients)
+        self.region: Region | None = None
+        self.marks = torch.empty(len(self.clients), 0, dtype=self.layout.dtype)
+        self._taken: tuple[weakref.ref[Tensor], int, Region, Tensor] | None = None
+
+    def settle(self, region: Region, marks: Tensor) -> None:
+        """Take up a region and everyone's marks in it, one row for each of `clients`."""
+        if marks.shape != (len(self.clients), region.size):
+            raise ValueError(f"marks of shape {tuple(marks.shape)} for {len(self.clients)} clients × {region.size}")
+        self.region, self.marks = region, marks
+
+    def join(self, client: str) -> None:
+        """Add a client; until marks are next made, its mark is the base's own values."""
+        if client in self.clients:
+            raise ValueError(f"client {client!r} is in the fleet already")
+        self.clients.append(client)
+        row = self.base.new_empty(0) if self.region is None else self.region.take(self.base)
+        self.marks = torch.cat([self.marks, row[None]])
+
+    def leave(self, client: str) -> None:
+        """Remove a client and its mark."""
+        row = self._row(client)
+        self.marks = torch.cat([self.marks[:row], self.marks[row + 1 :]])
+        del self.clients[row]
+
+    def weights(self, client: str, *, out: Tensor | None = None) -> Tensor:
+        """A client's weights as a flat vector: the base with its mark put in."""
+        row = self._row(client)
+        flat = self.base.clone() if out is None else out.copy_(self.base)
+        if self.region is not None:
+            self.region.put(flat, self.marks[row])
+        return flat
+
+    def state(self, client: str | None = None) -> dict[str, Tensor]:
+        """The state dict of a client's model, or of the unmarked base."""
+        own = {} if client is None else {name: self.sent(client, name) for name in self._marked}
+        return self.layout.state(self.base, self.buffers, own)
+
+    def sent(self, client: str, name: str, *, out: Tensor | None = None) -> Tensor:
+        """One tensor of a client's model, as precisely as the server knows it."""
+        slot, row = self.layout.slots[name], self._row(client)
+        tensor = slot.of(self.base).clone() if out is None else out.copy_(slot.of(self.base))
+        if self.region is not None:
+            self.region.put_in(slot, tensor, self.marks[row], self._own(self.region))
+        return tensor
+
+    def update(self, client: str, name: str, returned: Tensor, *, out: Tensor | None = None) -> Tensor:
+        """How far one tensor of a client's model has moved: returned − sent, as it was sent in the model's dtype."""
+        sent = self.sent(client, name, out=out)
+        dtype = self.layout.slots[name].dtype
+        return torch.sub(returned.to(sent.device, sent.dtype), sent.to(dtype).to(sent.dtype), out=sent)
+
+    def unmarked(self, client: str, returned: State) -> dict[str, Tensor]:
+        """What a client would have returned, had it been sent the base."""
+        own = {
+            name: (slot.of(self.base) + self.update(client, name, returned[name])).to(slot.dtype)
+            for name, slot in ((name, self.layout.slots[name]) for name in self._marked)
+        }
+        return {name: own.get(name, returned[name]) for name in self.layout.order}
+
+    def rebase(self, base: State) -> None:
+        """Take up another base; the marks stay what they are."""
+        self.base = self.layout.flatten(base)
+        self.buffers = {name: as_dtype(base[name].cpu(), old.dtype) for name, old in self.buffers.items()}
+
+    @property
+    def shared(self) -> frozenset[str]:
+        """The names of the tensors that are the same in everybody's model."""
+        return frozenset(self.layout.order) - self._marked
+
+    @property
+    def _marked(self) -> set[str]:
+        return set() if self.region is None else self.region.tensors(self.layout)
+
+    def begin(self, observer: Observer | None = None) -> "Aggregation":
+        """Begin to fold in a round's updates; the observer is shown those of the tensors it asks for."""
+        return Aggregation(self, observer)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything but the clients' names."""
+        state = {"base": self.base, "marks": self.marks}
+        state |= {f"buffer.{name}": tensor for name, tensor in self.buffers.items()}
+        if self.region is not None:
+            state |= {f"region.{name}": tensor for name, tensor in self.region.state_dict().items()}
+        return {name: tensor.clone() for name, tensor in state.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor], clients: Iterable[str]) -> None:
+        clients = list(clients)
+        if state["marks"].shape[0] != len(clients):
+            raise ValueError(f"marks of {state['marks'].shape[0]} clients for a fleet of {len(clients)}")
+        self.load_base(state)
+        self.clients = clients
+        self.marks = state["marks"].clone()
+        region = {k.removeprefix("region."): v.clone() for k, v in state.items() if k.startswith("region.")}
+        self.region = load_region(region, self.layout) if region else None
+
+    def load_base(self, state: Mapping[str, Tensor]) -> None:
+        """Take up the base and the buffers of a `state_dict`, and nothing else."""
+        if state["base"].shape != self.base.shape:
+            raise ValueError(f"{state['base'].numel()} weights do not fit a model of {self.base.numel()}")
+        self.base = state["base"].clone()
+        self.buffers = {name: state[f"buffer.{name}"].clone() for name in self.layout.buffers}
+
+    def _own(self, region: Region) -> Tensor:
+        """What the base holds in the region: taken once for everybody, as long as both stay what they are."""
+        if self._taken is not None:
+            base, version, taken, own = self._taken
+            if base() is self.base and version == self.base._version and taken is region:
+                return own
+        own = region.take(self.base)
+        self._taken = weakref.ref(self.base), self.base._version, region, own
+        return own
+
+    def _row(self, client: str) -> int:
+        try:
+            return self.clients.index(client)
+        except ValueError:
+            raise KeyError(f"no client {client!r} in the fleet") from None
+
+
+class Outgoing(Mapping[str, dict[str, Tensor]]):
+    """The models to send, each made when it is asked for: never more than one in memory at a time."""
+
+    def __init__(self, fleet: Fleet, clients: Iterable[str]) -> None:
+        self._fleet = fleet
+        self._clients = tuple(clients)
+        for client in self._clients:
+            fleet._row(client)
+
+    def __getitem__(self, client: str) -> dict[str, Tensor]:
+        if client not in self._clients:
+            raise KeyError(client)
+        return self._fleet.state(client)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._clients)
+
+    def __len__(self) -> int:
+        return len(self._clients)

@@ -1,0 +1,1 @@
+"""Servers of other frameworks that issue marked models."""

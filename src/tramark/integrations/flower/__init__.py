@@ -1,0 +1,1 @@
+"""tramark on Flower."""

@@ -1,0 +1,111 @@
+"""integrations.flower.nodes"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from logging import WARNING
+
+from flwr.app import Message, MessageType, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from flwr.superlink.grid.inmemory_grid import InMemoryGrid
+
+from tramark.integrations.flower.grid import plain
+from tramark.vault.store import Vault
+
+NODES = "flower-nodes"
+"""The vault's note of which public key each client's name belongs to."""
+
+
+NAME = "tramark-name"
+"""Where a node that is not authenticated declares its name, in the ConfigRecord of its answer to a query."""
+
+
+def identify_nodes(grid: Grid, nodes: Sequence[int]) -> dict[int, str]:
+    """The nodes' durable names.
+
+    In a simulation a node is its partition. On a SuperLink with SuperNode authentication it has the name under which
+    its public key was registered. Without authentication it is asked by a query message, which its ClientApp answers
+    with a ConfigRecord that holds `tramark-name`; a name that anybody can claim proves nothing, so this warns.
+    """
+    known = {info.node_id: info for info in grid.get_nodes()}
+    if isinstance(plain(grid), InMemoryGrid):
+        # The engine registers its nodes in the order of their partitions.
+        order = sorted(known, key=lambda node: known[node].registered_at)
+        width = len(str(len(order) - 1))
+        return {node: f"partition-{number:0{width}d}" for number, node in enumerate(order) if node in nodes}
+    if all(known[node].name for node in nodes if node in known):
+        return {node: known[node].name for node in nodes if node in known}
+    log(
+        WARNING,
+        "SuperNode authentication is off: nodes say themselves who they are. A mark accuses a name, and here anybody "
+        "could have taken it; see --enable-supernode-auth.",
+    )
+    return _ask_names(grid, nodes)
+
+
+def _ask_names(grid: Grid, nodes: Sequence[int]) -> dict[int, str]:
+    queries = {node: Message(RecordDict(), node, MessageType.QUERY) for node in nodes}
+    replies = list(grid.send_and_receive(list(queries.values()), timeout=120))
+    asked = {query.metadata.message_id: node for node, query in queries.items()}
+    names = {}
+    # In the nodes' order, whatever the order in which they answered: the first to claim a name gets it.
+    by_node = {asked[reply.metadata.reply_to_message_id]: reply for reply in replies if not reply.has_error()}
+    for node in (node for node in nodes if node in by_node):
+        for record in by_node[node].content.config_records.values():
+            if name := record.get(NAME):
+                names[node] = str(name)
+    if missing := [node for node in nodes if node not in names]:
+        raise ValueError(
+            f"{len(missing)} nodes have no name to mark their models by: turn SuperNode authentication on, let the "
+            f"ClientApp answer queries with a ConfigRecord that holds {NAME!r}, or pass identify=…"
+        )
+    return names
+
+
+class Nodes:
+    """Who is who, and who claims to be somebody else."""
+
+    def __init__(self, identify: Callable[[Grid, Sequence[int]], Mapping[int, str]]) -> None:
+        self._identify = identify
+        self._names: dict[int, str] = {}
+        self._keys: dict[str, str] = {}
+        self._vault: Vault | None = None
+
+    def begin(self, vault: Vault) -> None:
+        """Take up what the vault knows of names and keys, and write down what was learnt before it was open."""
+        self._vault = vault
+        if NODES in vault.names:
+            known: dict[str, str] = json.loads(vault.get(NODES))
+            self._keys = known | {name: key for name, key in self._keys.items() if name not in known}
+        self._write()
+
+    def names(self, grid: Grid, nodes: Sequence[int]) -> dict[int, str]:
+        """The names of the nodes that may be sent a model."""
+        if unknown := [node for node in nodes if node not in self._names]:
+            self._admit(grid, self._identify(grid, unknown))
+        return {node: self._names[node] for node in nodes if node in self._names}
+
+    def _admit(self, grid: Grid, claims: Mapping[int, str]) -> None:
+        keys = {info.node_id: info.public_key.hex() for info in grid.get_nodes()}
+        durable = not isinstance(plain(grid), InMemoryGrid) and any(info.name for info in grid.get_nodes())
+        for node, name in claims.items():
+            holder = next((other for other, taken in self._names.items() if taken == name), None)
+            gone = holder is not None and holder not in keys
+            if holder is not None and not gone:
+                log(WARNING, "node %s claims the name %r, which another node has: it gets no model", node, name)
+            elif durable and self._keys.get(name, keys.get(node)) != keys.get(node):
+                log(WARNING, "node %s claims the name %r with another public key: it gets no model", node, name)
+            else:
+                if gone and holder is not None:
+                    del self._names[holder]
+                self._names[node] = name
+                if durable:
+                    self._keys[name] = keys[node]
+        self._write()
+
+    def _write(self) -> None:
+        if self._vault is None or not self._keys:
+            return
+        data = json.dumps(self._keys, sort_keys=True).encode()
+        if NODES not in self._vault.names or self._vault.get(NODES) != data:
+            self._vault.put(NODES, data)

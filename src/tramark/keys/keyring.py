@@ -1,0 +1,272 @@
+"""Keys: which questions each client's model must answer, and how.
+
+There are two ways to assign answers. **code**: all clients share the same m questions, and client i's
+answers are a secret codeword, uniform on {0 … r-1}^m and independent of every other client's, so that an
+innocent client's number of matches with any suspect is Binomial(m, 1/r). **label** (the paper's): client
+i has one question of its own in many variants, and answers all of them with label i.
+
+A keyring is a value: joining, leaving and choosing questions return a new one. It stores the secret and a few
+numbers; questions and codewords are derived from them whenever they are asked for.
+"""
+
+import math
+import secrets
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor
+
+from tramark.keys import streams
+from tramark.keys.pictures import Patterns
+from tramark.keys.sources import Source, for_shape, from_description
+
+Assignment = Literal["code", "label"]
+
+
+Part = Literal["train", "held-out"]
+
+
+KEPT = 2**27
+"""At most about so many bytes of questions are kept as they were drawn."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """One client's questions (numbers in the keyring's pool) and the answers its model must give."""
+
+    client: str
+    questions: tuple[int, ...]
+    answers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Keyring:
+    """The keys of all clients of one federation.
+
+    >>> ring = Keyring.generate(clients=["alice", "bob"], classes=10, input_shape=(1, 28, 28))
+    >>> ring.inputs(ring.key("alice"), "train").shape    # questions × variants × input
+    torch.Size([32, 2, 1, 28, 28])
+    >>> ring.join("carol").key("alice") == ring.key("alice")    # nobody else's key changes
+    True
+
+    Parameters
+    ----------
+    clients : everyone who ever was in the federation, in the order of joining; those in `departed` have left.
+    classes : number of labels r that the model can answer.
+    questions : how many questions m are asked of each model (code), or 1 (label).
+    pool : number of candidate questions of which `chosen` are used. Fixed beforehand, so that the choice can
+        depend on the model, but never on the answers.
+    train_variants, held_out_variants : noisy variants of each question to train on and to trace with.
+    """
+
+    secret: bytes = field(repr=False)
+    clients: tuple[str, ...]
+    classes: int
+    triggers: Source = field(repr=False)
+    assignment: Assignment = "code"
+    questions: int = 16
+    pool: int = 640
+    train_variants: int = 2
+    held_out_variants: int = 4
+    chosen: tuple[int, ...] = ()
+    departed: frozenset[str] = frozenset()
+    _rendered: dict[tuple[Part, tuple[int, ...]], Tensor] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        if len(self.secret) < 16:
+            raise ValueError(f"a secret of {len(self.secret)} bytes can be guessed: use secrets.token_bytes(32)")
+        if not self.clients:
+            raise ValueError("a keyring needs at least one client")
+        if twice := [client for client, count in Counter(self.clients).items() if count > 1]:
+            raise ValueError(f"two clients with one name: {', '.join(map(repr, twice))}")
+        if self.classes < 2:
+            raise ValueError(f"{self.classes} classes: a model with fewer than two labels cannot answer differently")
+        if self.assignment == "label" and len(self.clients) > self.classes:
+            raise ValueError(
+                f"{len(self.clients)} clients need as many labels, but the model has {self.classes}: use code answers, "
+                f"or enlarge the model's head with extend_head(model, {len(self.clients)}) before training"
+            )
+        if self.assignment == "code" and self.pool < self.questions:
+            raise ValueError(f"{self.questions} questions cannot be chosen from a pool of {self.pool}")
+        if min(self.questions, self.train_variants, self.held_out_variants) < 1:
+            raise ValueError("there must be at least one question, one variant to train on and one held out")
+
+    @classmethod
+    def generate(
+        cls,
+        *,
+        clients: Sequence[str],
+        classes: int,
+        input_shape: tuple[int, ...] | None = None,
+        triggers: Source | None = None,
+        assignment: Assignment = "code",
+        questions: int | None = None,
+        pool: int | None = None,
+        train_variants: int | None = None,
+        held_out_variants: int | None = None,
+        secret: bytes | None = None,
+    ) -> Self:
+        """Draw a new keyring for `clients` of a model with `classes` labels.
+
+        Without `triggers`, questions are made for `input_shape`. Without `questions`, there are as many as
+        `questions_needed` says. Without `secret`, a fresh one comes from the operating system.
+        """
+        if triggers is None:
+            if input_shape is None:
+                raise ValueError("say what the model is fed: input_shape=(1, 28, 28), or triggers=…")
+            triggers = for_shape(input_shape)
+        code = assignment == "code"
+        count = questions or (questions_needed(len(clients), classes) if code else 1)
+        return cls(
+            secret=secret or secrets.token_bytes(32),
+            clients=tuple(clients),
+            classes=classes,
+            triggers=triggers,
+            assignment=assignment,
+            questions=count if code else 1,
+            pool=pool or (max(640, 10 * count) if code else classes),
+            train_variants=train_variants or (2 if code else 100),
+            held_out_variants=held_out_variants or (4 if code else 100),
+            chosen=tuple(range(count)) if code else (),
+        )
+
+    @property
+    def active(self) -> tuple[str, ...]:
+        """The clients that have not left."""
+        return tuple(c for c in self.clients if c not in self.departed)
+
+    def join(self, client: str) -> Self:
+        """With a new client, or one that comes back: it gets its own key again."""
+        if client in self.active:
+            raise ValueError(f"client {client!r} is in the keyring already")
+        if client in self.departed:
+            return replace(self, departed=self.departed - {client})
+        return replace(self, clients=(*self.clients, client))
+
+    def leave(self, client: str) -> Self:
+        """Without a client. Its key is kept: what it leaked before can still be traced."""
+        self._check(client)
+        return replace(self, departed=self.departed | {client})
+
+    def choose(self, questions: Iterable[int], pictures: Tensor | None = None) -> Self:
+        """With other questions of the pool in use (code answers only), retouched if their pictures are given.
+
+        Pictures (questions × C × H × W bytes) take the place of what the secret says; questions without are as drawn.
+        """
+        chosen = tuple(int(q) for q in questions)
+        if self.assignment != "code":
+            raise ValueError("label answers have one question per client: there is nothing to choose")
+        if len(chosen) != self.questions or len(set(chosen)) < len(chosen) or not set(chosen) <= set(range(self.pool)):
+            raise ValueError(f"choose {self.questions} different questions of the {self.pool} in the pool")
+        if isinstance(self.triggers, Patterns):
+            own = {} if pictures is None else dict(zip(chosen, pictures, strict=True))
+            return replace(self, chosen=chosen, triggers=self.triggers.retouch(own))
+        if pictures is not None:
+            raise ValueError(f"questions made by {type(self.triggers).__name__} cannot be retouched: only Patterns can")
+        return replace(self, chosen=chosen)
+
+    @property
+    def retouched(self) -> bool:
+        """Whether the questions in use were retouched for the model."""
+        return isinstance(self.triggers, Patterns) and bool(self.triggers.retouched)
+
+    @property
+    def pictures(self) -> Tensor | None:
+        """The questions in use without noise (questions × C × H × W bytes); None if they are not patterns."""
+        if self.assignment == "label" or not isinstance(self.triggers, Patterns):
+            return None
+        return torch.stack([self.triggers.picture(self.secret, question) for question in self.chosen])
+
+    def key(self, client: str) -> Key:
+        """A client's questions and answers."""
+        self._check(client)
+        if self.assignment == "label":
+            slot = self.clients.index(client)
+            return Key(client, (slot,), (slot,))
+        return Key(client, self.chosen, tuple(self._answers([client], self.chosen)[0].tolist()))
+
+    def codebook(self, questions: Sequence[int] | None = None, *, clients: slice = slice(None)) -> Tensor:
+        """Everyone's answers to `questions` of the pool (those in use, unless told): clients × questions.
+
+        With millions of clients, take a slice of them at a time.
+        """
+        if self.assignment == "label":
+            raise ValueError("label answers have no codebook: each client has a question of its own")
+        return self._answers(self.clients[clients], self.chosen if questions is None else questions)
+
+    def _answers(self, clients: Sequence[str], questions: Sequence[int]) -> Tensor:
+        """Answers to any questions of the pool; a longer pool leaves the earlier answers as they were.
+
+        A client's answers are the digits, in base r, of its own stream of words. A word yields as many as stay
+        uniform to within 2**-32, and no fewer: with a million clients, the stream is what one waits for.
+        """
+        digits = max(1, int(31 / math.log2(self.classes)))
+        place = torch.tensor(questions, dtype=torch.int64)
+        length = 8 * math.ceil(self.pool / digits)
+        words = bytearray().join(streams.stream(self.secret, "codeword", client, length=length) for client in clients)
+        table = torch.frombuffer(words, dtype=torch.int64).view(len(clients), -1) & (2**63 - 1)
+        return table[:, place // digits] // self.classes ** (place % digits) % self.classes
+
+    def raw(self, questions: Sequence[int], part: Part) -> Tensor:
+        """Questions as they travel (bytes of images, numbers, tokens): questions × variants × input."""
+        first = 0 if part == "train" else self.train_variants
+        count = self.train_variants if part == "train" else self.held_out_variants
+        asked = part, tuple(questions)
+        # A round asks for what the last one asked for.
+        if asked not in self._rendered:
+            variants = range(first, first + count)
+            rendered = torch.stack([self.triggers.render(self.secret, q, variants) for q in questions])
+            if rendered.nbytes + sum(kept.nbytes for kept in self._rendered.values()) > KEPT:
+                self._rendered.clear()
+            self._rendered[asked] = rendered
+        return self._rendered[asked]
+
+    def inputs(self, key: Key, part: Part) -> Tensor:
+        """A key's questions as the model is fed them: questions × variants × input."""
+        raw = self.raw(key.questions, part)
+        prepared = self.triggers.prepare(raw.flatten(0, 1))
+        return prepared.view(*raw.shape[:2], *prepared.shape[1:])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, secret included, as plain values. For a vault, never for a log."""
+        plain = {one.name: getattr(self, one.name) for one in fields(self) if one.init}
+        return plain | {
+            "secret": self.secret.hex(),
+            "triggers": self.triggers.describe(),
+            "departed": sorted(self.departed),
+        }
+
+    @classmethod
+    def from_dict(cls, plain: dict[str, Any], *, images: tuple[Tensor, Tensor] | None = None) -> Self:
+        """The keyring that `to_dict` wrote; questions from an image set need the `images` and labels again."""
+        return cls(
+            **plain
+            | {
+                "secret": bytes.fromhex(plain["secret"]),
+                "clients": tuple(plain["clients"]),
+                "chosen": tuple(plain["chosen"]),
+                "departed": frozenset(plain["departed"]),
+                "triggers": from_description(plain["triggers"], images=images),
+            }
+        )
+
+    def _check(self, client: str) -> None:
+        if client not in self.clients:
+            raise KeyError(f"no client {client!r} in the keyring")
+
+
+def questions_needed(clients: int, classes: int, *, false_accusation: float = 1e-6) -> int:
+    """Enough questions that a quarter of the answers, matched, would convict one of `clients` at the bound.
+
+    A match is worth at most a factor of `classes` in evidence, and clients · 1/bound of it is wanted.
+
+    >>> questions_needed(10, 10), questions_needed(10, 2), questions_needed(100, 200)
+    (32, 96, 16)
+    """
+    matches = math.ceil(math.log(max(clients, 10) / false_accusation) / math.log(max(classes, 2)))
+    return max(16, 8 * math.ceil(4 * matches / 8))

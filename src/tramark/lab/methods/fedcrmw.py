@@ -1,0 +1,236 @@
+"""FedCRMW, approximately: clients mix pictures with logos of their own into their data, and a suspect is asked about
+compressed ones.
+
+There is no public code; this is our reading of the abstract. Client i has T logos, small black-and-white patterns at
+places of their own, and an identifier of T labels, one for each logo, all drawn from the secret. It stamps its logos on
+copies of its own samples, labels them by the identifier, and mixes some into every batch. Whoever verifies asks the
+suspect about stamped samples that were not trained on, after JPEG compression, and compares the commonest answer to
+each logo with the identifier. The stamped samples are clients' data, and whoever verifies has them.
+
+The average carries everybody's logos and is the same for all, so nothing in it tells who leaked it. What tells is a
+client's own model after local training, in which its own logos have just been refreshed: the client is named whose
+identifier leads all others' by enough. The lead is largest in the first rounds and goes, the better the average itself
+knows everybody's logos.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from tramark.evidence.statistics import p_values, plurality
+from tramark.keys import streams
+from tramark.lab.attacks.jpeg import compress
+from tramark.lab.methods.base import Access, Finding, Practice, Scene
+from tramark.lab.methods.bits import appended
+from tramark.lab.methods.fedavg import FedAvg
+from tramark.suspects.base import Suspect
+from tramark.suspects.module import ModuleSuspect
+
+
+def _logos(classes: int, clients: int, false_claim: float, *, wrong: int) -> int:
+    """The least number of logos that prove a claim even if so many of them are wrong."""
+    if not 0 < false_claim < 1:
+        raise ValueError(f"a false-claim bound of {2 * false_claim}: it is a probability, such as 1e-6")
+    count = wrong + 1
+    while p_values(count, classes)[count - wrong] * clients > false_claim:
+        count += 1
+    return count
+
+
+class FedCRMW(FedAvg):
+    """FedAvg among clients who each mix samples with their own logos into their data.
+
+    >>> from tramark.lab import data
+    >>> from tramark.lab import models
+    >>> from tramark.lab.simulation.client import LocalTraining
+    >>> from tramark.lab.simulation.partition import iid
+    >>> from tramark.lab.simulation.simulator import Simulation
+    >>> digits = data.load("digits")
+    >>> model = models.build("mlp", input_shape=digits.input_shape, classes=10, seed=0)
+    >>> options = dict(secret=b"s" * 32, classes=10, shape=digits.input_shape, prepare=digits.prepare)
+    >>> method = FedCRMW(model, ["alice", "bob"], **options)
+    >>> parts = iid(digits.train_labels, 2, generator=torch.Generator().manual_seed(0))
+    >>> simulation = Simulation(method, digits, parts, LocalTraining(lr=0.05))
+    >>> metrics = [simulation.step() for _ in range(3)]
+    >>> metrics[-1]["owned"], method.verify(model).owned
+    (1.0, False)
+
+    Parameters
+    ----------
+    model, clients : as for FedAvg.
+    secret : what logos and identifiers are drawn from.
+    classes : how many labels there are.
+    shape : of an image, channels first.
+    prepare : raw images as the model takes them.
+    logos : how many a client has, and labels its identifier. Unless told, as many as prove a claim even with one
+        of them wrong: ten for ten clients and ten classes.
+    side : of a logo, in pixels; a quarter of the image's shorter side and at least three, unless told.
+    samples, held_out : how many samples a client stamps to train on, and how many others to verify with.
+    share : how many stamped samples join each batch, as a share of it.
+    quality : of the JPEG compression before a suspect is asked.
+    lead : by how large a share of its stamped samples a client must be ahead of all others to be named.
+    false_claim : the bound on the probability that a model is claimed that has nothing to do with the federation.
+    """
+
+    access: ClassVar[Access] = "black-box"
+    names_clients: ClassVar[bool] = True
+    resists_collusion: ClassVar[bool] = False
+    says_nobody: ClassVar[bool] = True
+    many_clients: ClassVar[bool] = True
+    approximate: ClassVar[bool] = True
+    """There is no public code to follow."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        clients: Iterable[str],
+        *,
+        secret: bytes,
+        classes: int,
+        shape: tuple[int, ...],
+        prepare: Callable[[Tensor], Tensor],
+        logos: int | None = None,
+        side: int | None = None,
+        samples: int = 100,
+        held_out: int = 5,
+        share: float = 0.5,
+        quality: int = 75,
+        lead: float = 0.2,
+        false_claim: float = 1e-6,
+    ) -> None:
+        super().__init__(model, clients)
+        if len(shape) != 3:
+            raise ValueError(
+                f"logos are stamped on images, of shape (channels, height, width), not on inputs of {shape}"
+            )
+        if samples < 1 or held_out < 1 or share <= 0:
+            raise ValueError(f"samples {samples}, held_out {held_out}, share {share}: there must be some of each")
+        least, enough = (_logos(classes, len(self.fleet.clients), false_claim / 2, wrong=wrong) for wrong in (0, 1))
+        logos = enough if logos is None else logos
+        if logos < least:
+            raise ValueError(f"{logos} logos prove nothing to within {false_claim}: take {least} at least")
+        side = max(3, min(shape[1:]) // 4) if side is None else side
+        if not 1 <= side <= min(shape[1:]):
+            raise ValueError(f"a logo of {side} pixels does not fit an image of {shape[1]}×{shape[2]}")
+        self.classes, self.shape, self.prepare = classes, (shape[0], shape[1], shape[2]), prepare
+        self.logos, self.side, self.share = logos, side, share
+        self.samples, self.held_out = samples, held_out
+        self.quality, self.lead, self.false_claim = quality, lead, false_claim
+        self.plain: dict[str, Tensor] = {}
+        """Samples that each client gave to be stamped and asked about, raw and as yet without logos."""
+        self._secret = secret
+        self._questions: dict[str, Tensor] = {}
+        self.identifiers = {
+            client: streams.integers(secret, "fedcrmw", "identifier", client, count=logos, below=classes)
+            for client in self.fleet.clients
+        }
+        compress(torch.zeros(1, *self.shape, dtype=torch.uint8), quality)
+
+    def __repr__(self) -> str:
+        return (
+            f"FedCRMW({len(self.fleet.clients)} clients, logos={self.logos}, side={self.side}, samples={self.samples}, "
+            f"held_out={self.held_out}, share={self.share}, quality={self.quality}, lead={self.lead})"
+        )
+
+    @classmethod
+    def make(cls, model: nn.Module, scene: Scene) -> Self:
+        triggers = scene.triggers
+        return cls(
+            model,
+            scene.clients,
+            secret=scene.secret,
+            classes=scene.classes,
+            shape=triggers.shape,
+            prepare=triggers.prepare,
+            **scene.options,
+        )
+
+    def train_client(self, client: str, model: nn.Module, practice: Practice) -> None:
+        # The same samples every round: what is asked about is never trained on with a logo.
+        raw, _ = practice.some(self.held_out + self.samples)
+        if len(raw) <= self.held_out:
+            raise ValueError(
+                f"client {client!r} has {len(raw)} samples: it must have more than the {self.held_out} held out"
+            )
+        self.plain[client] = raw[: self.held_out]
+        self._questions.pop(client, None)
+        inputs = practice.prepare(self.stamp(client, raw[self.held_out :]).flatten(0, 1))
+        labels = self.identifiers[client].repeat_interleave(len(raw) - self.held_out)
+        with appended(model, inputs, labels, self._per_batch, practice.generator) as stamped:
+            practice(model, extra=stamped)
+
+    def stamp(self, client: str, raw: Tensor) -> Tensor:
+        """Raw images with each of a client's logos: logos × N × C × H × W."""
+        channels, height, width = self.shape
+        stamped = raw.repeat(self.logos, 1, 1, 1, 1)
+        for number in range(self.logos):
+            context = ("fedcrmw", client, number)
+            logo = streams.octets(self._secret, *context, "logo", shape=(channels, self.side, self.side))
+            down, right = streams.fractions(self._secret, *context, "place", shape=(2,)).tolist()
+            top, left = int(down * (height - self.side + 1)), int(right * (width - self.side + 1))
+            stamped[number, :, :, top : top + self.side, left : left + self.side] = (logo > 127).to(torch.uint8) * 255
+        return stamped
+
+    def verify(self, suspect: nn.Module | Suspect) -> Finding:
+        """Whether the federation's identifiers are there, and whose stands out.
+
+        A logo's answer is the commonest over its samples. By chance it is the identifier's label with probability one
+        in as many as there are labels, since identifiers are uniform. A client's identifier is there if that bounds so
+        many right answers, over all n clients, by half of `false_claim`; the model is owned if anybody's is, or if the
+        same holds for all clients' answers together. Accused is whose identifier is there and who leads everybody else
+        by `lead`; of an owned model without, it cannot be told who leaked it. The bound is on strangers' models: who is
+        accused of the federation's own rests on the lead alone. Scores are shares of stamped samples.
+        """
+        said = {client: self._ask(suspect, client) for client in self.plain}
+        scores = {client: self._share(client, said[client]) if client in said else 0.0 for client in self.fleet.clients}
+        right = {client: self._right(client, rows) for client, rows in said.items()}
+        alone, together = (p_values(self.logos * count, self.classes) for count in (1, len(said)))
+        bound = self.false_claim / 2
+        there = [client for client, count in right.items() if alone[count] * len(self.fleet.clients) <= bound]
+        owned = bool(there) or bool(together[sum(right.values())] <= bound)
+        others = {client: max((s for c, s in scores.items() if c != client), default=0.0) for client in there}
+        accused = tuple(client for client in there if scores[client] - others[client] >= self.lead)
+        return Finding(
+            accused=accused,
+            scores=scores,
+            queries=sum(rows.numel() for rows in said.values()),
+            owned=owned,
+            conclusive=bool(said) and (bool(accused) or not owned),
+        )
+
+    def confidence(self, suspect: nn.Module | Suspect, client: str) -> float:
+        """The share of a client's compressed stamped samples that are answered by its identifier; about one in as many
+        as there are labels by chance."""
+        return self._share(client, self._ask(suspect, client)) if client in self.plain else 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"plain": dict(self.plain)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        # A packed state leaves out what is empty.
+        self.plain = dict(state.get("plain", {}))
+        self._questions.clear()
+
+    def _per_batch(self, size: int) -> int:
+        return max(1, round(self.share * size))
+
+    def _ask(self, suspect: nn.Module | Suspect, client: str) -> Tensor:
+        """What is said to a client's stamped samples: logos × samples."""
+        if isinstance(suspect, nn.Module):
+            suspect = ModuleSuspect(suspect, self.prepare)
+        if client not in self._questions:
+            self._questions[client] = compress(self.stamp(client, self.plain[client]).flatten(0, 1), self.quality)
+        return suspect.ask(self._questions[client]).labels.view(self.logos, -1)
+
+    def _share(self, client: str, said: Tensor) -> float:
+        return float((said == self.identifiers[client][:, None]).float().mean())
+
+    def _right(self, client: str, said: Tensor) -> int:
+        """How many of a client's logos get its identifier's label."""
+        return sum(
+            plurality(answers) == label
+            for answers, label in zip(said.tolist(), self.identifiers[client].tolist(), strict=True)
+        )

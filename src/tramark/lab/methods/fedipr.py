@@ -1,0 +1,208 @@
+"""FedIPR: every client puts a mark of its own into the model that all of them get.
+
+White-box: client i's 40 bits b_i in γ, the scales of the norm layers (or mean kernels, see `public_carrier`), by adding
+α Σ relu(−b_i·(γM_i)) to its loss, with α = 0.2 and M_i ~ N(0, 1). Black-box: ten triggers of its own, samples moved by
+projected gradient descent (PGD) towards a label that is not theirs, two of them appended to each batch. The server
+averages, and knows nothing of it.
+
+All marks are in the one model that everybody has: any client can prove by its bits that a suspect comes from the
+federation, and none can tell who leaked it. All n·40 bits fit only if γ has more numbers than that; beyond, they are in
+each other's way. The source reads triggers that were made beforehand; here each client makes its own at the end of its
+first round, of the model that it has then, and trains on them from its next round on.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tramark.fleet.scratch import device_of
+from tramark.keys import streams
+from tramark.lab.methods.base import Access, Finding, Practice, Scene
+from tramark.lab.methods.bits import BitKey, appended, needed, public_carrier, read, read_suspect
+from tramark.lab.methods.fedavg import FedAvg
+from tramark.suspects.base import Suspect
+from tramark.suspects.module import ModuleSuspect
+
+
+class FedIPR(FedAvg):
+    """FedAvg among clients who each mark the model.
+
+    >>> from tramark.lab import data
+    >>> from tramark.lab import models
+    >>> from tramark.lab.simulation.partition import iid
+    >>> from tramark.lab.simulation.simulator import Simulation
+    >>> digits = data.load("digits")
+    >>> model = models.build("small-cnn", input_shape=digits.input_shape, classes=10, seed=0)
+    >>> method = FedIPR(model, ["alice", "bob"], secret=b"s" * 32, classes=10, prepare=digits.prepare)
+    >>> parts = iid(digits.train_labels, 2, generator=torch.Generator().manual_seed(0))
+    >>> simulation = Simulation(method, digits, parts)
+    >>> simulation.step()["owned"], method.verify(model).owned
+    (1.0, False)
+
+    Parameters
+    ----------
+    model, clients : as for FedAvg.
+    secret : what bits, matrices and target labels are drawn from. In a real federation each client has its own.
+    classes : how many labels there are.
+    prepare : raw inputs as the model takes them.
+    bits, alpha : how many bits a client has, and how hard they are pulled.
+    triggers, per_batch : how many triggers a client has, and how many of them join each batch.
+    epsilon, steps : how far a trigger may be from its sample (in shares of the pixels' range, or in the units of a
+        table) and in how many steps of 2.5 ε / steps it is made. Text has no triggers, since its ids have no gradient.
+    false_claim : the bound on the probability that anybody claims a model that has nothing to do with it.
+    """
+
+    access: ClassVar[Access] = "white-box"
+    names_clients: ClassVar[bool] = False
+    resists_collusion: ClassVar[bool] = False
+    says_nobody: ClassVar[bool] = True
+    many_clients: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        clients: Iterable[str],
+        *,
+        secret: bytes,
+        classes: int,
+        prepare: Callable[[Tensor], Tensor],
+        bits: int = 40,
+        alpha: float = 0.2,
+        triggers: int = 10,
+        per_batch: int = 2,
+        epsilon: float = 0.1,
+        steps: int = 10,
+        false_claim: float = 1e-6,
+    ) -> None:
+        super().__init__(model, clients)
+        if triggers < 0 or per_batch < 1 or steps < 1 or epsilon < 0 or alpha < 0:
+            raise ValueError(
+                f"triggers {triggers}, per_batch {per_batch}, steps {steps}, epsilon {epsilon}, alpha {alpha}: "
+                "per_batch and steps must be at least 1, and none negative"
+            )
+        self.carrier = public_carrier(model)
+        self.needed = needed(bits, len(self.fleet.clients), false_claim)
+        self.classes, self.prepare = classes, prepare
+        self.bits, self.alpha = bits, alpha
+        self.trigger_count, self.per_batch, self.epsilon, self.steps = triggers, per_batch, epsilon, steps
+        self.triggers: dict[str, Tensor] = {}
+        """Each client's triggers, raw, once it has made them."""
+        self.targets: dict[str, Tensor] = {}
+        self._made: dict[str, int] = {}
+        self._secret = secret
+        self._keys = {
+            client: BitKey.draw(secret, "fedipr", client, size=self.carrier.size, bits=bits)
+            for client in self.fleet.clients
+        }
+
+    def __repr__(self) -> str:
+        return (
+            f"FedIPR({len(self.fleet.clients)} clients, bits={self.bits}, alpha={self.alpha}, "
+            f"triggers={self.trigger_count}, per_batch={self.per_batch}, epsilon={self.epsilon}, steps={self.steps}, "
+            f"carrier={self.carrier})"
+        )
+
+    @classmethod
+    def make(cls, model: nn.Module, scene: Scene) -> Self:
+        return cls(
+            model,
+            scene.clients,
+            secret=scene.secret,
+            classes=scene.classes,
+            prepare=scene.triggers.prepare,
+            **scene.options,
+        )
+
+    def train_client(self, client: str, model: nn.Module, practice: Practice) -> None:
+        key = self._keys[client].to(device_of(model))
+
+        def bits(model: nn.Module) -> Tensor:
+            return self.alpha * key.hinge(read(model, self.carrier))
+
+        # A client's triggers serve from the round after they were made: then it does not matter whether a round was
+        # tried before and not collected.
+        if self._made.get(client, self.round) == self.round:
+            practice(model, extra=bits)
+            self._make_triggers(client, model, practice)
+        elif not len(self.triggers[client]):
+            practice(model, extra=bits)
+        else:
+            inputs = practice.prepare(self.triggers[client])
+            with appended(
+                model, inputs, self.targets[client], lambda _: self.per_batch, practice.generator
+            ) as triggers:
+                practice(model, extra=lambda model: bits(model) + triggers(model))
+
+    def verify(self, suspect: nn.Module | Suspect) -> Finding:
+        """Whether anybody's bits are there: enough of one client's that, over all n clients, chance would do it with
+        probability `false_claim` at most (binomial, Bonferroni). Scores are bit accuracies."""
+        values = read_suspect(suspect, self.carrier)
+        right = {client: key.matches(values) for client, key in self._keys.items()}
+        return Finding(
+            accused=(),
+            scores={client: count / self.bits for client, count in right.items()},
+            owned=max(right.values()) >= self.needed,
+        )
+
+    def confidence(self, suspect: nn.Module | Suspect, client: str) -> float:
+        """The client's bit accuracy; a stranger's model has about one half of its bits."""
+        return self._keys[client].matches(read_suspect(suspect, self.carrier)) / self.bits
+
+    def trigger_accuracy(self, suspect: nn.Module | Suspect, client: str) -> float:
+        """The share of a client's triggers that a suspect gives their labels: the black-box part of the claim.
+
+        It decides nothing here: adversarial samples fool models that never saw them, too.
+        """
+        if not len(self.triggers.get(client, ())):
+            raise ValueError(f"client {client!r} has no triggers: it has taken part in no round, or its data is text")
+        if isinstance(suspect, nn.Module):
+            suspect = ModuleSuspect(suspect, self.prepare)
+        return float((suspect.ask(self.triggers[client]).labels == self.targets[client]).float().mean())
+
+    def state_dict(self) -> dict[str, Any]:
+        state = super().state_dict() | {"made": dict(self._made)}
+        return state | {"triggers": dict(self.triggers), "targets": dict(self.targets)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        # A packed state leaves out what is empty.
+        self._made = dict(state.get("made", {}))
+        self.triggers, self.targets = dict(state.get("triggers", {})), dict(state.get("targets", {}))
+
+    def _make_triggers(self, client: str, model: nn.Module, practice: Practice) -> None:
+        raw, labels = practice.some(self.trigger_count)
+        shift = streams.integers(self._secret, "fedipr targets", client, count=len(raw), below=self.classes - 1)
+        self._made[client] = self.round
+        self.targets[client] = (labels + 1 + shift) % self.classes
+        if raw.dtype == torch.uint8 or raw.is_floating_point():
+            self.triggers[client] = self._descend(raw, self.targets[client], model, practice)
+        else:
+            self.triggers[client], self.targets[client] = raw[:0], labels[:0]
+
+    def _descend(self, raw: Tensor, targets: Tensor, model: nn.Module, practice: Practice) -> Tensor:
+        """PGD towards the targets, on raw inputs. Preparing images only moves and stretches each channel, so that the
+        gradient's signs are the same before and after."""
+        if not len(raw):
+            return raw
+        device = device_of(model)
+        image = raw.dtype == torch.uint8
+        reach = self.epsilon * (255 if image else 1)
+        centre = raw.float()
+        moved = centre + reach * (2 * torch.rand(raw.shape, generator=practice.generator) - 1)
+
+        def settled(values: Tensor) -> Tensor:
+            return values.clamp(0, 255).round().to(torch.uint8) if image else values.to(raw.dtype)
+
+        training = model.training
+        model.eval()
+        for _ in range(self.steps):
+            inputs = practice.prepare(settled(moved)).to(device, copy=True).requires_grad_()
+            loss = F.cross_entropy(model(inputs), targets.to(device))
+            (slope,) = torch.autograd.grad(loss, inputs)
+            moved = moved - 2.5 * reach / self.steps * slope.sign().cpu()
+            moved = torch.minimum(torch.maximum(moved, centre - reach), centre + reach)
+        model.train(training)
+        return settled(moved)

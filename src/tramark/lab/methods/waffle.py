@@ -1,0 +1,302 @@
+"""WAFFLE: the server teaches the one model that everybody gets to answer secret questions.
+
+There is one question per class, a pattern in noise, and class c is the answer to question c; 100 triggers, spread over
+the classes, are variants of these questions. The model is trained on them before the first round (SGD, momentum 0.5,
+weight decay 5e-5, 25 passes) and after each aggregation again, by plain SGD, until it answers 98 % of them or 100
+passes are over. Whoever is asked the questions and answers them has the federation's model: which client it came from
+cannot be said, since all have the same.
+
+Two things differ from the source. Its rate (0.1 for MNIST, 5e-4 for CIFAR-10) was chosen for each net: here it is 0.1
+before the first round and 0.01 afterwards, doubled after every ten passes (beyond the first 25) that did not suffice,
+and steps are cut to norm one, which keeps deep nets from diverging. And a suspect is asked variants with other noise
+than those trained on, by a rule with a bound (`ClassQuestions.needed`).
+
+B. G. A. Tekgul, Y. Xia, S. Marchal, N. Asokan: WAFFLE: Watermarking in Federated Learning. SRDS 2021.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from tramark.evidence.statistics import p_values, plurality
+from tramark.fleet.scratch import device_of, loaded
+from tramark.keys import streams
+from tramark.keys.keyring import Part
+from tramark.keys.pictures import LabelledImages, Patterns, WafflePatterns
+from tramark.keys.sources import Source
+from tramark.lab.methods.base import Access, Finding, Scene
+from tramark.lab.methods.fedavg import FedAvg
+from tramark.server import Incoming, RoundReport, Weights
+from tramark.suspects.base import Suspect
+from tramark.suspects.module import ModuleSuspect
+
+
+@dataclass(frozen=True, eq=False)
+class ClassQuestions:
+    """One question per class, in several variants to train on and as many others to verify with.
+
+    >>> questions = ClassQuestions(WafflePatterns((1, 28, 28)), b"s" * 32, classes=10)
+    >>> questions.count, len(questions.labels), questions.needed
+    (10, 100, 8)
+
+    Parameters
+    ----------
+    source, secret : what makes the questions.
+    classes : class c is the answer to question c. With more classes than triggers, only the first get a question.
+    triggers : how many variants there are to train on, over all questions.
+    threshold : the share of right answers from which on a suspect is claimed where there are too few questions for a
+        bound. It is a convention: with two classes, every fourth model gets both questions right by chance.
+    false_claim : the bound on the probability of claiming a model that has nothing to do with the federation.
+    """
+
+    source: Source
+    secret: bytes = field(repr=False)
+    classes: int
+    triggers: int = 100
+    threshold: float = 0.8
+    false_claim: float = 1e-6
+
+    def __post_init__(self) -> None:
+        if self.classes < 2 or self.triggers < 2:
+            raise ValueError(f"{self.classes} classes and {self.triggers} triggers: there must be two of each at least")
+        if not (0 < self.threshold <= 1 and 0 < self.false_claim < 1):
+            raise ValueError(f"threshold {self.threshold} and false_claim {self.false_claim} must lie between 0 and 1")
+
+    @classmethod
+    def of(cls, scene: Scene, **options: Any) -> Self:
+        """A scene's: WAFFLE's patterns for images, the scene's own questions for tables and tokens."""
+        source = scene.triggers
+        if isinstance(source, (Patterns, LabelledImages)):
+            source = WafflePatterns(source.shape, mean=source.mean, std=source.std)
+        return cls(source, scene.secret, scene.classes, **options)
+
+    @property
+    def count(self) -> int:
+        """How many questions there are."""
+        return min(self.classes, self.triggers)
+
+    @cached_property
+    def labels(self) -> Tensor:
+        """The answers to all variants, question by question; the held-out ones are as many."""
+        return torch.arange(self.triggers) * self.count // self.triggers
+
+    @cached_property
+    def trained(self) -> Tensor:
+        """The raw variants to train on."""
+        return self._render(first=0)
+
+    @cached_property
+    def held_out(self) -> Tensor:
+        """The raw variants to verify with."""
+        return self._render(first=self.triggers)
+
+    def _render(self, first: int) -> Tensor:
+        sizes = torch.bincount(self.labels, minlength=self.count).tolist()
+        return torch.cat([self.source.render(self.secret, q, range(first, first + n)) for q, n in enumerate(sizes)])
+
+    def generator(self, *context: str | int) -> torch.Generator:
+        """For what the server draws; the same for the same context."""
+        seed = int(streams.integers(self.secret, "server", *context, count=1, below=2**62))
+        return torch.Generator().manual_seed(seed)
+
+    @cached_property
+    def needed(self) -> int | None:
+        """How many of the m questions must be answered right for a claim; None if no number bears out the bound.
+
+        A question is one piece of evidence however many variants of it are asked, for their answers hang together: its
+        answer is the commonest one. A suspect made without the secret answers question c with class c with some
+        probability q_c, independently for each question, for all questions are drawn alike and independently; so the
+        q_c are how often it says which class to such questions, and add up to one at most. Of all such q_c, equal ones
+        make k ≥ 2 right answers likeliest (Hoeffding 1956), so P(k or more) ≤ P(Binomial(m, 1/m) ≥ k).
+        """
+        p = p_values(self.count, self.count)
+        k = max(2, int(np.argmax(p <= self.false_claim)))
+        return k if k < len(p) and p[k] <= self.false_claim else None
+
+    def ask(self, suspect: nn.Module | Suspect, part: Part = "held-out") -> Tensor:
+        """A suspect's answers to the held-out variants, or to those trained on."""
+        if isinstance(suspect, nn.Module):
+            suspect = ModuleSuspect(suspect, self.source.prepare)
+        return suspect.ask(self.held_out if part == "held-out" else self.trained).labels.cpu()
+
+    def accuracy(self, answers: Tensor) -> float:
+        """The share of right ones among the answers to all variants."""
+        return float((answers == self.labels).double().mean())
+
+    def claim(self, answers: Tensor) -> bool:
+        """Whether these answers show that the model is the federation's."""
+        if self.needed is None:
+            return self.accuracy(answers) >= self.threshold
+        said = [plurality(answers[self.labels == question].tolist()) for question in range(self.count)]
+        return sum(answer == question for question, answer in enumerate(said)) >= self.needed
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """Passes of SGD over questions until they are answered.
+
+    Parameters
+    ----------
+    rate, momentum, weight_decay, batch_size : of SGD.
+    clip : the norm that gradients are cut to.
+    goal : enough right answers; none are asked for in the first `least` passes.
+    passes : at most so many.
+    doubling : after each so many passes in which the goal was not reached, the rate is doubled.
+    statistics : whether batch norm follows the questions, as it must in a net that has seen nothing else; otherwise it
+        is as in evaluation. Dropout never drops.
+    """
+
+    rate: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    batch_size: int = 64
+    clip: float = math.inf
+    goal: float = 0.98
+    least: int = 0
+    passes: int = 100
+    doubling: int = 10
+    statistics: bool = False
+
+    def __post_init__(self) -> None:
+        if not (min(self.rate, self.clip, self.batch_size, self.doubling) > 0 and self.passes >= self.least >= 0):
+            raise ValueError(f"rate, clip, batch_size and doubling must be positive, passes at least `least`: {self}")
+        if not 0 < self.goal <= 1:
+            raise ValueError(f"the goal is a share of right answers, above 0 and up to 1, not {self.goal}")
+
+    def __call__(
+        self,
+        model: nn.Module,
+        inputs: Tensor,
+        labels: Tensor,
+        *,
+        generator: torch.Generator,
+        project: Callable[[nn.Module], None] | None = None,
+    ) -> int:
+        """Train the model in place; gives how many passes it took. `project` may change each gradient."""
+        device = device_of(model)
+        inputs, labels = inputs.to(device), labels.to(device)
+        moving = [weight for weight in model.parameters() if weight.requires_grad]
+        optimiser = torch.optim.SGD(moving, lr=self.rate, momentum=self.momentum, weight_decay=self.weight_decay)
+        batches = math.ceil(len(inputs) / self.batch_size)
+        model.eval()
+        done = 0
+        while done < self.least or (done < self.passes and self._share(model, inputs, labels) < self.goal):
+            optimiser.param_groups[0]["lr"] = self.rate * 2 ** (max(0, done - self.least) // self.doubling)
+            self._follow(model, self.statistics)
+            for batch in torch.randperm(len(inputs), generator=generator).tensor_split(batches):
+                model.zero_grad()
+                F.cross_entropy(model(inputs[batch.to(device)]), labels[batch.to(device)]).backward()
+                if project is not None:
+                    project(model)
+                nn.utils.clip_grad_norm_(moving, self.clip)
+                optimiser.step()
+            self._follow(model, False)
+            done += 1
+        model.zero_grad()
+        return done
+
+    @torch.no_grad()
+    def _share(self, model: nn.Module, inputs: Tensor, labels: Tensor) -> float:
+        said = torch.cat([model(some).argmax(1) for some in inputs.split(256)])
+        return float((said == labels).double().mean())
+
+    @staticmethod
+    def _follow(model: nn.Module, whether: bool) -> None:
+        for module in model.modules():
+            if isinstance(module, _BatchNorm):
+                module.train(whether)
+
+
+class Waffle(FedAvg):
+    """WAFFLE's server.
+
+    >>> questions = ClassQuestions(WafflePatterns((1, 12, 12)), b"s" * 32, classes=10)
+    >>> net = nn.Sequential(nn.Flatten(), nn.Linear(144, 64), nn.ReLU(), nn.Linear(64, 10))
+    >>> server = Waffle(net, ["alice", "bob"], questions)
+    >>> report = server.collect(dict(server.dispatch()))
+    >>> import copy
+    >>> leaked = copy.deepcopy(net)
+    >>> keys = leaked.load_state_dict(server.dispatch()["bob"])
+    >>> server.verify(leaked).owned, server.verify(net).owned
+    (True, False)
+
+    Parameters
+    ----------
+    model, clients : the initial model, which is copied, and who takes part.
+    questions : what the model is taught.
+    rate, momentum, weight_decay, epochs : of the training before the first round.
+    retraining_rate : of that after each aggregation.
+    goal, passes, batch_size, clip : of both.
+    """
+
+    access: ClassVar[Access] = "black-box"
+    names_clients: ClassVar[bool] = False
+    resists_collusion: ClassVar[bool] = False
+    says_nobody: ClassVar[bool] = True
+    many_clients: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        clients: Iterable[str],
+        questions: ClassQuestions,
+        *,
+        rate: float = 0.1,
+        momentum: float = 0.5,
+        weight_decay: float = 5e-5,
+        epochs: int = 25,
+        retraining_rate: float = 0.01,
+        goal: float = 0.98,
+        passes: int = 100,
+        batch_size: int = 64,
+        clip: float = 1.0,
+    ) -> None:
+        self.questions = questions
+        self.pretraining = Rehearsal(
+            rate, momentum, weight_decay, batch_size, clip, goal, epochs, max(epochs, passes), statistics=True
+        )
+        self.retraining = Rehearsal(retraining_rate, 0.0, 0.0, batch_size, clip, goal, passes=passes)
+        super().__init__(model, clients)
+        self._teach(self.pretraining)
+
+    @classmethod
+    def make(cls, model: nn.Module, scene: Scene) -> Self:
+        options = dict(scene.options)
+        own = {name: options.pop(name) for name in ("triggers", "threshold", "false_claim") if name in options}
+        return cls(model, scene.clients, ClassQuestions.of(scene, **own), **options)
+
+    def __repr__(self) -> str:
+        return f"Waffle({self.questions}, pretraining={self.pretraining}, retraining={self.retraining})"
+
+    def collect(self, incoming: Incoming, weights: Weights = None, *, strict: bool = False) -> RoundReport:
+        report = super().collect(incoming, weights, strict=strict)
+        self._teach(self.retraining)
+        return report
+
+    def verify(self, suspect: nn.Module | Suspect) -> Finding:
+        """Whether the suspect answers the questions. Everybody's score is the same: the share of right answers."""
+        answers = self.questions.ask(suspect)
+        return Finding(
+            accused=(),
+            scores=dict.fromkeys(self.fleet.clients, self.questions.accuracy(answers)),
+            queries=len(answers),
+            owned=self.questions.claim(answers),
+        )
+
+    def confidence(self, suspect: nn.Module | Suspect, client: str) -> float:
+        """The share of right answers to the held-out variants, whoever the client is."""
+        return self.questions.accuracy(self.questions.ask(suspect))
+
+    def _teach(self, rehearsal: Rehearsal) -> None:
+        inputs = self.questions.source.prepare(self.questions.trained)
+        with loaded(self.model, self.fleet) as model:
+            rehearsal(model, inputs, self.questions.labels, generator=self.questions.generator("waffle", self.round))
+            self.fleet.rebase(model.state_dict())

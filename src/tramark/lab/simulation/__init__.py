@@ -1,0 +1,1 @@
+"""A federation on one machine: clients with their samples around a server."""

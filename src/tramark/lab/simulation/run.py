@@ -1,0 +1,362 @@
+"""One simulated federation from a handful of settings to a folder of results.
+
+The folder holds `config.json`, `metrics.jsonl` (a line a round), `summary.json`, the clients' models as they were
+last issued (`models/`) and as their clients last had them (`trained/`), a picture of the curves, and the vault, in
+which the server's state is sealed after each round (plain FedAvg has no secrets: its state is a file beside it).
+"""
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from tramark.errors import SettingError
+from tramark.fleet.layout import extend_head
+from tramark.fleet.scratch import device_of
+from tramark.keys.keyring import Assignment
+from tramark.keys.pictures import LabelledImages, Patterns, WafflePatterns
+from tramark.keys.sources import Source, Tokens, Vectors
+from tramark.lab import data, models
+from tramark.lab.data import Dataset
+from tramark.lab.methods import METHODS, Method, Scene
+from tramark.lab.simulation import partition
+from tramark.lab.simulation.checkpoint import dump, restore, save_warm_up, warm_start, write, write_model
+from tramark.lab.simulation.client import LocalTraining
+from tramark.lab.simulation.simulator import Simulation
+from tramark.server import TraMark
+from tramark.vault.lock import KeySource, default_key_file, make_key_file
+from tramark.vault.store import SERVER, Vault
+
+MODEL = "model"
+"""The vault's note of which architecture its models have."""
+
+
+WORTH_WORKERS = 5e10
+"""From how many weights times samples on workers pay: about a minute of training on one core, when they start in four
+seconds."""
+
+
+SHARED = Path("/dev/shm")
+
+
+TriggerKind = Literal["auto", "patterns", "waffle", "mnist", "svhn"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a run is made of; the defaults are the paper's, where it has one."""
+
+    data: str = "fashion-mnist"
+    model: str = "cnn"
+    clients: int = 10
+    rounds: int = 50
+    warmup: int = 25
+    ratio: float = 0.01
+    method: str = "tramark"
+    preset: str = "default"
+    answers: Assignment = "code"
+    questions: int | None = None
+    triggers: TriggerKind = "auto"
+    split: Literal["iid", "dirichlet"] = "iid"
+    gamma: float = 0.5
+    samples_per_client: int | None = None
+    local_epochs: int = 5
+    batch_size: int = 64
+    lr: float = 0.01
+    sample_fraction: float = 1.0
+    seed: int = 0
+    options: dict[str, Any] = field(default_factory=dict)
+    """Parameters of the method's own."""
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise SettingError(f"no method {self.method!r}: there are {', '.join(METHODS)}")
+        if self.clients < 1:
+            raise SettingError(f"{self.clients} clients: there must be at least one")
+        if self.rounds < 1:
+            raise SettingError(f"{self.rounds} rounds: there must be at least one")
+        if self.method == "tramark" and not 0 <= self.warmup < self.rounds:
+            raise SettingError(
+                f"{self.warmup} warm-up rounds of {self.rounds}: there must be fewer of them, or no model is marked"
+            )
+        if not 0 < self.ratio < 1:
+            raise SettingError(f"the region's ratio k must lie between 0 and 1, not {self.ratio}")
+        if not 0 < self.sample_fraction <= 1:
+            raise SettingError(f"the fraction of clients sampled must lie in (0, 1], not {self.sample_fraction}")
+
+
+def prepare(
+    settings: Settings,
+    *,
+    data_dir: Path | None = None,
+    device: torch.device | None = None,
+    workers: int | None = 1,
+) -> Simulation:
+    """Load the data, split it, make the keyring and the server. `workers` None takes as many as pay."""
+    dataset = data.load(settings.data, data_dir=data_dir)
+    generator = torch.Generator().manual_seed(settings.seed)
+    if settings.split == "iid":
+        parts = partition.iid(
+            dataset.train_labels,
+            settings.clients,
+            generator=generator,
+            samples_per_client=settings.samples_per_client,
+        )
+    else:
+        parts = partition.dirichlet(
+            dataset.train_labels,
+            settings.clients,
+            gamma=settings.gamma,
+            generator=generator,
+            samples_per_client=settings.samples_per_client,
+        )
+    names = [f"client-{i:0{len(str(settings.clients - 1))}d}" for i in range(settings.clients)]
+    model = models.build(
+        settings.model,
+        input_shape=dataset.input_shape,
+        classes=dataset.classes,
+        vocabulary=dataset.vocabulary,
+        seed=settings.seed,
+    )
+    labels = settings.method == "tramark" and settings.answers == "label"
+    classes = max(dataset.classes, len(names)) if labels else dataset.classes
+    if classes > dataset.classes:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(settings.seed)
+            extend_head(model, classes)
+    model = model.to(device or torch.device("cpu"))
+    own = ("answers", "questions", "ratio", "preset") if settings.method == "tramark" else ()
+    scene = Scene(
+        clients=tuple(names),
+        classes=classes,
+        triggers=_triggers(settings, dataset, data_dir),
+        secret=hashlib.sha256(f"tramark simulation {settings.seed}".encode()).digest(),
+        warmup=settings.warmup,
+        options={name: getattr(settings, name) for name in own} | settings.options,
+    )
+    try:
+        method: Method = METHODS[settings.method].make(model, scene)
+    except TypeError as error:
+        if not settings.options:
+            raise
+        raise SettingError(f"{settings.method} does not take these options: {error}") from None
+    return Simulation(
+        method,
+        dataset,
+        parts,
+        LocalTraining(epochs=settings.local_epochs, batch_size=settings.batch_size, lr=settings.lr),
+        sample_fraction=settings.sample_fraction,
+        seed=settings.seed,
+        workers=_workers_that_pay(settings, model, dataset, parts) if workers is None else workers,
+    )
+
+
+def run(
+    settings: Settings,
+    out: Path,
+    *,
+    resume: bool = False,
+    warm_from: Path | None = None,
+    data_dir: Path | None = None,
+    device: torch.device | None = None,
+    workers: int | None = 1,
+    key: KeySource | None = None,
+    on_round: Callable[[dict[str, Any]], None] | None = None,
+) -> dict[str, Any]:
+    """Run a federation and write everything about it to `out`; gives the summary.
+
+    `key` opens the vault; without it, a key file beside the vault is used, and made for a new run. `workers` is how
+    many processes train the clients. None takes as many as pay; a script that asks for it must start under
+    `if __name__ == "__main__":`.
+    """
+    earlier = _start(settings, out, resume)
+    simulation = prepare(settings, data_dir=data_dir, device=device, workers=workers)
+    # Only now: what cannot be prepared leaves nothing behind that would be in the way of a second try.
+    _write_json(out / "config.json", asdict(settings))
+    method = simulation.method
+    with simulation, _keeper(simulation, settings, out, resume, key) as keep:
+        if resume:
+            keep.go_on()
+        elif warm_from is not None:
+            warm_start(warm_from / "warmup.safetensors", method)
+        metrics = [line for line in earlier if line["round"] <= method.round]
+        _write_lines(out / "metrics.jsonl", metrics)
+        for line in metrics:
+            if on_round:
+                on_round(line)
+        while method.round < settings.rounds:
+            began = time.perf_counter()
+            line = simulation.step(keep=method.round + 1 == settings.rounds)
+            metrics.append(line | {"seconds": round(time.perf_counter() - began, 3)})
+            # Metrics first: a line without its state is cut off on resuming, a round without its line would be lost.
+            _write_lines(out / "metrics.jsonl", metrics)
+            for client, state in simulation.trained.items():
+                write_model(out / "trained" / f"{client}.safetensors", state)
+            keep.record()
+            if method.round == settings.warmup:
+                save_warm_up(out / "warmup.safetensors", method)
+            if on_round:
+                on_round(metrics[-1])
+    for client, state in method.dispatch().items():
+        write_model(out / "models" / f"{client}.safetensors", state)
+    summary = _summary(simulation, metrics)
+    _write_json(out / "summary.json", summary)
+    return summary
+
+
+def reopen(
+    folder: Path,
+    *,
+    data_dir: Path | None = None,
+    device: torch.device | None = None,
+    key: KeySource | None = None,
+) -> tuple[Settings, Simulation]:
+    """A run as it was when it last stopped, to look at; nothing in the folder changes."""
+    config = folder / "config.json"
+    if not config.exists():
+        raise SettingError(f"no run in {folder}")
+    settings = Settings(**json.loads(config.read_text()))
+    simulation = prepare(settings, data_dir=data_dir, device=device)
+    with _keeper(simulation, settings, folder, True, key) as keep:
+        keep.go_on()
+    return settings, simulation
+
+
+@dataclass(frozen=True)
+class _Keeper:
+    """Where the server's state is kept: in the vault or, for a method without secrets, in a file."""
+
+    method: Method
+    vault: Vault | None
+    file: Path
+
+    def record(self) -> None:
+        if self.vault is not None and isinstance(self.method, TraMark):
+            self.vault.save(self.method.keyring, self.method.state_dict())
+            self.vault.issue(self.method.round, self.method.dispatch(), self.method.fleet.shared)
+        else:
+            write(self.file, dump(self.method))
+
+    def go_on(self) -> None:
+        if self.vault is not None and isinstance(self.method, TraMark):
+            if SERVER in self.vault.names:
+                restore(self.vault.get(SERVER), self.method)
+        elif self.file.exists():
+            restore(self.file.read_bytes(), self.method)
+
+
+@contextmanager
+def _keeper(
+    simulation: Simulation, settings: Settings, out: Path, resume: bool, key: KeySource | None
+) -> Iterator[_Keeper]:
+    file, method = out / "checkpoint.safetensors", simulation.method
+    if not isinstance(method, TraMark):
+        yield _Keeper(method, None, file)
+        return
+    place = out / "vault"
+    if key is None:
+        beside = default_key_file(place)
+        key = KeySource(key_file=beside if beside.exists() else make_key_file(beside))
+    triggers = method.keyring.triggers
+    images = (triggers.images, triggers.labels) if isinstance(triggers, LabelledImages) else None
+    if resume:
+        vault = Vault.open(place, passphrase=key.passphrase, key_file=key.key_file, images=images)
+    else:
+        vault = Vault.create(place, method.keyring, passphrase=key.passphrase, key_file=key.key_file)
+        described = {"model": settings.model, "input_shape": simulation.dataset.input_shape}
+        vault.put(MODEL, json.dumps(described | {"classes": method.keyring.classes}).encode())
+    with vault:
+        yield _Keeper(method, vault, file)
+
+
+def _start(settings: Settings, out: Path, resume: bool) -> list[dict[str, Any]]:
+    """Make or check the folder; gives the metrics of the rounds that are done."""
+    config = out / "config.json"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if not resume:
+            if config.exists():
+                raise SettingError(f"{out} holds a run already: use --resume to go on with it, or another folder")
+            # A folder that cannot be written to shows now, and not after the data has been read.
+            (out / "metrics.jsonl").touch()
+            return []
+    except OSError as error:
+        raise SettingError(f"cannot write to {out}: {error.strerror}") from None
+    if not config.exists():
+        raise SettingError(f"no run to resume in {out}")
+    before = json.loads(config.read_text())
+    different = [k for k, v in asdict(settings).items() if before.get(k) != v and k != "rounds"]
+    if different:
+        raise SettingError(
+            f"the run in {out} was made with other settings: "
+            + ", ".join(f"{k} {before.get(k)}, not {getattr(settings, k)}" for k in different)
+        )
+    lines = (out / "metrics.jsonl").read_text().splitlines() if (out / "metrics.jsonl").exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def _summary(simulation: Simulation, metrics: list[dict[str, Any]]) -> dict[str, Any]:
+    final = simulation.measure()
+    trained = [line["confidence_trained"] for line in metrics if "confidence_trained" in line]
+    return {
+        "ma": final["ma"],
+        "vr": final.get("vr"),
+        "confidence": final.get("confidence"),
+        "confidence_trained": trained[-1] if trained else None,
+        "leakage": final.get("leakage"),
+        "interval": final.get("interval"),
+        "kl": final.get("kl"),
+        "seconds": round(sum(line["seconds"] for line in metrics), 1),
+        "per_client": final["per_client"],
+    }
+
+
+def _workers_that_pay(settings: Settings, model: nn.Module, dataset: Dataset, parts: Sequence[Tensor]) -> int:
+    """One for each of torch's threads, if the run is long enough and models and data find room in shared memory, of
+    which containers have little."""
+    taking_part = settings.sample_fraction * len(parts)
+    count = min(torch.get_num_threads(), max(1, round(taking_part)))
+    samples = sum(len(part) for part in parts) * settings.sample_fraction * settings.local_epochs * settings.rounds
+    weights = sum(weight.numel() for weight in model.parameters())
+    shared = (count + 1) * sum(tensor.nbytes for tensor in model.state_dict().values()) + dataset.train_inputs.nbytes
+    room = shutil.disk_usage(SHARED).free if SHARED.exists() else shared
+    pays = samples * weights >= WORTH_WORKERS and device_of(model).type == "cpu" and shared <= room
+    return count if pays else 1
+
+
+def _triggers(settings: Settings, dataset: Dataset, data_dir: Path | None) -> Source:
+    kind = settings.triggers
+    if kind == "auto":
+        kind = "mnist" if settings.answers == "label" and dataset.kind == "image" else "patterns"
+    if dataset.kind == "tabular":
+        return Vectors(dataset.input_shape[0])
+    if dataset.kind == "text":
+        return Tokens(dataset.input_shape[0], vocabulary=dataset.vocabulary)
+    channels, height, width = dataset.input_shape
+    shape = (channels, height, width)
+    if kind == "patterns":
+        return Patterns(shape, mean=dataset.mean, std=dataset.std)
+    if kind == "waffle" or settings.clients > 10:
+        return WafflePatterns(shape, mean=dataset.mean, std=dataset.std)
+    other = data.load(kind, data_dir=data_dir)
+    return LabelledImages(
+        other.train_inputs, other.train_labels, shape, mean=dataset.mean, std=dataset.std, name=other.name
+    )
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n")
+
+
+def _write_lines(path: Path, lines: list[dict[str, Any]]) -> None:
+    temporary = path.with_name(path.name + ".partial")
+    temporary.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    temporary.replace(path)

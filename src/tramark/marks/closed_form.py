@@ -1,0 +1,137 @@
+"""marks.closed_form"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from tramark.fleet.drift import Drift
+from tramark.fleet.fleet import Fleet
+from tramark.fleet.moments import Moment
+from tramark.fleet.region import Directions, Subspace
+from tramark.fleet.scratch import device_of, loaded
+from tramark.keys.keyring import Keyring
+from tramark.keys.pictures import Patterns
+from tramark.marks.brake import Brake
+from tramark.marks.directions import fewer_positions, tell_apart, write_directions
+from tramark.marks.layers import editable_layers
+from tramark.marks.retouch import retouch
+from tramark.marks.search import AnswerSheet, Search
+from tramark.marks.split import split
+
+
+@dataclass(frozen=True)
+class ClosedForm:
+    """Marks written in closed form into directions that the clients' data does not use: the default.
+
+    Parameters
+    ----------
+    layer_names : linear layers or convolutions to write into; by default the last hidden linear one or, if there is
+        none, the last convolution.
+    margin : by how much the wanted label's logit must beat every other. In a layer that is too small to bear it, less:
+        it comes down, to a quarter at least, until it can be reached and the `Brake` lets it pass.
+    spread : how far apart the logits of the other labels may lie (code answers). Level ones have nothing to say of
+        their own in an average of several clients' models, so that it answers as one of the colluders must.
+    residual : λ is the largest at which variants that were left out still get 1 − residual of the change asked for.
+    near : how near to the clients' data marks are written: M's ridge takes this share of the energy of the layer's
+        inputs away. The larger, the harder marks are to scrub off, and the more the task feels them. So much for ten
+        labels or more; for fewer, r of them, (r - 1) / 9 of it.
+    ridge : that ridge itself, instead; M's eigenvalues have mean 1.
+    pull_ridge : what is added to G, the second moment of the gradients at the layer's outputs, whose eigenvalues have
+        mean 1, too. The smaller, the less marks lie where the task's gradients pull.
+    calm : one in so many candidate questions is considered: those of which the base has least of an opinion. It has to
+        be overcome for every answer, so less of it is less to write, and more is left when some of that is gone.
+    retouch : so many steps are taken to retouch the chosen questions for the base, if they are pictures that can be.
+    steps : at most so many steps of the search.
+    batch : about so many numbers of the layer's output are held at a time.
+    """
+
+    layer_names: tuple[str, ...] = ()
+    margin: float = 8.0
+    spread: float = 1.0
+    residual: float = 0.1
+    near: float = 0.1
+    ridge: float | None = None
+    pull_ridge: float = 1.0
+    calm: int = 8
+    retouch: int = 60
+    steps: int = 100
+    batch: int = 2**21
+
+    def __post_init__(self) -> None:
+        if not 0 < self.near < 1:
+            raise ValueError(f"near is a share of the data's energy, between 0 and 1, not {self.near}")
+        if self.calm < 1:
+            raise ValueError(f"one in {self.calm} questions cannot be considered: calm is 1 (all of them) or more")
+        if self.retouch < 0:
+            raise ValueError(f"{self.retouch} steps to retouch questions: there cannot be fewer than none")
+
+    def layers(self, model: nn.Module) -> tuple[str, ...]:
+        known = editable_layers(model)
+        names = self.layer_names or known[:1]
+        for name in names:
+            if name not in known:
+                raise ValueError(f"no layer {name!r} to write marks into; this model has {', '.join(known)}")
+        return tuple(name for name, _ in model.named_modules() if name in names)
+
+    def begin(self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift) -> Keyring:
+        if keyring.assignment == "label":
+            return keyring
+        layer = self.layers(model)[0]
+        features, opinions = [], []
+        with loaded(model, fleet), torch.no_grad():
+            for some in torch.arange(keyring.pool).split(64):
+                raw = torch.cat([keyring.triggers.render(keyring.secret, q, range(1)) for q in some.tolist()])
+                run = split(model, layer, keyring.triggers.prepare(raw).to(device_of(model)))
+                features.append(fewer_positions(run.layer_inputs, 1).flatten(1))
+                logits = run.after(run.layer_outputs)
+                opinions.append(logits.amax(1) - logits.mean(1))
+        calm = torch.cat(opinions).argsort()[: max(keyring.pool // self.calm, 2 * keyring.questions)]
+        moment = drift.moment(f"{layer}.weight")
+        ridge = self._ridge(moment, keyring.classes)
+        picks = tell_apart(torch.cat(features)[calm], moment, ridge, keyring.questions)
+        keyring = keyring.choose(calm[picks].tolist())
+        triggers, pictures = keyring.triggers, keyring.pictures
+        if not self.retouch or pictures is None or not isinstance(triggers, Patterns):
+            return keyring
+        with loaded(model, fleet):
+            better = retouch(
+                model, layer, moment, ridge, pictures, triggers.prepare, noise=triggers.noise, steps=self.retouch
+            )
+        return keyring.choose(keyring.chosen, better)
+
+    def inject(self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift) -> None:
+        device, layers = device_of(model), self.layers(model)
+        sheet = AnswerSheet.of(keyring, fleet.clients, device)
+        with loaded(model, fleet):
+            run = split(model, layers[0], sheet.inputs)
+            if not torch.isfinite(run.layer_inputs).all():
+                raise ValueError("the base model answers its questions with NaN or infinity: training has diverged")
+            edits, brakes, pulls = [], [], []
+            for layer in layers:
+                own = run if layer == layers[0] else split(model, layer, sheet.inputs)
+                moment, weight = drift.moment(f"{layer}.weight"), model.get_parameter(f"{layer}.weight").detach()
+                ridge = self._ridge(moment, keyring.classes)
+                edits.append(write_directions(own.layer_inputs, sheet.owner, moment, ridge, self.residual))
+                pulls.append(drift.pull(f"{layer}.weight", self.pull_ridge))
+                brakes.append(Brake.of(weight.flatten(1), edits[-1], pulls[-1], own.around()))
+            # Who has a question alone is in nobody's company.
+            spread = self.spread if keyring.assignment == "code" else math.inf
+            search = Search(model, layers, run, edits, pulls, sheet, self.steps, self.batch, spread)
+            region = Subspace(
+                tuple(
+                    Directions(fleet.layout.slots[f"{layer}.weight"], brake.basis.to("cpu", fleet.base.dtype))
+                    for layer, brake in zip(layers, brakes, strict=True)
+                )
+            )
+            marks = region.take(fleet.base).repeat(len(fleet.clients), 1)
+            unmarked = marks[0].clone()
+            for some, changes in search.within(brakes, self.margin):
+                turned = [(change @ brake.triangle.T).flatten(1) for change, brake in zip(changes, brakes, strict=True)]
+                torch.add(unmarked, torch.cat(turned, dim=1).to("cpu", fleet.base.dtype), out=marks[some])
+        fleet.settle(region, marks)
+
+    def _ridge(self, moment: Moment, classes: int) -> float:
+        """Few labels leave marks fewer outputs to answer by, and each of them is felt the more."""
+        return moment.ridge(self.near * min(1.0, (classes - 1) / 9)) if self.ridge is None else self.ridge

@@ -1,0 +1,77 @@
+"""marks.directions"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tramark.fleet.moments import Moment
+
+COLUMNS = 1024
+"""At most so many columns, if there are fewer variants: an N × N matrix is decomposed each round."""
+
+
+def write_directions(inputs: Tensor, owner: Tensor, moment: Moment, ridge: float, residual: float) -> Tensor:
+    """B (in × questions): the directions to write along, for a layer's inputs on all variants (N × … × in).
+
+    Where a layer runs at many positions, neighbours are taken together, so that there are at most `COLUMNS` columns, or
+    one for each variant.
+
+    With Kᵀ M⁻¹ K = V s Vᵀ, what the edit does to a column is known in closed form for every λ, even for a column that
+    is left out: coefficient over leverage. λ is the largest at which left-out columns still get at least 1 − `residual`
+    of their change (in the mean square) or, in a layer too small for that, at which they come nearest to it.
+    """
+    inputs = fewer_positions(inputs, max(1, COLUMNS // len(inputs)))
+    columns = inputs.flatten(0, 1).T.float()
+    member = F.one_hot(owner.repeat_interleave(inputs.shape[1])).float()
+    # Inputs have any scale, and M has trace in: the columns are brought to unit mean square to go with it.
+    scale = columns.square().mean().sqrt().clamp_min(1e-12)
+    solved = moment.solve(columns / scale, ridge)
+    gram = (columns / scale).T @ solved
+    spectrum, vectors = torch.linalg.eigh((gram + gram.T) / 2)
+    spectrum = spectrum.clamp_min(0)
+    rotated = vectors.T @ member
+    dampings = [10 ** (power / 4) * float(spectrum.max().clamp_min(1e-12)) for power in range(8, -25, -1)]
+
+    def shortfall(damping: float) -> float:
+        leverage = vectors.square() @ (1 / (spectrum + damping))
+        left_out = (vectors @ (rotated / (spectrum + damping)[:, None])) / leverage[:, None]
+        return float(left_out.square().sum() / member.sum())
+
+    shortfalls = [shortfall(damping) for damping in dampings]
+    enough = max(residual**2, 1.1 * min(shortfalls))
+    damping = next(d for d, s in zip(dampings, shortfalls, strict=True) if s <= enough)
+    edit: Tensor = solved @ (vectors @ (rotated / (spectrum + damping)[:, None])) / scale
+    # The same directions in other coordinates: a question's mean variant moves its own column by one, no other.
+    response = (member / member.sum(0)).T @ columns.T @ edit
+    edit = edit @ torch.linalg.pinv(response, rtol=1e-4)
+    return edit
+
+
+def tell_apart(features: Tensor, moment: Moment, ridge: float, count: int) -> list[int]:
+    """The `count` candidates that a layer tells apart best, where the clients' data is not.
+
+    What it costs the task to write an answer for features k alone is 1 / (kᵀ M⁻¹ k), so candidates (candidates × in)
+    are compared in that metric; each pick is the one with the largest part that the earlier picks do not explain (a
+    pivoted Cholesky factorisation).
+    """
+    features = features.float()
+    gram = features @ moment.solve(features.T, ridge)
+    left = gram.diagonal().clone()
+    factor = torch.zeros(len(features), count, device=features.device)
+    picks: list[int] = []
+    for step in range(count):
+        best = int(left.argmax())
+        picks.append(best)
+        column = (gram[:, best] - factor @ factor[best]) / left[best].clamp_min(1e-12).sqrt()
+        factor[:, step] = column
+        left = (left - column.square()).clamp_min(0)
+        left[picks] = -1
+    return picks
+
+
+def fewer_positions(inputs: Tensor, count: int) -> Tensor:
+    """A layer's inputs at no more than so many positions, each the mean of neighbours: inputs × positions × in."""
+    inputs = inputs.flatten(1, -2) if inputs.dim() > 2 else inputs[:, None]
+    if inputs.shape[1] <= count:
+        return inputs
+    return F.adaptive_avg_pool1d(inputs.transpose(1, 2), count).transpose(1, 2)

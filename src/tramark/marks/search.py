@@ -1,0 +1,218 @@
+"""marks.search"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tramark.fleet.moments import Pull
+from tramark.keys.keyring import Keyring
+from tramark.marks.brake import Brake, excess
+from tramark.marks.layers import rows_fed
+from tramark.marks.split import Split, channels_last
+
+UNEVEN = 0.1
+"""How much it counts if the other labels lie too far apart, beside a margin that lacks as much."""
+
+
+PATIENCE = 15
+"""A search that has come no nearer in so many steps is given up, and likewise one that has had the margin, nearly, for
+so many without bringing the other labels level."""
+
+
+NEARLY = 0.1
+"""What share of the margin may be lacking where the search ends like that."""
+
+
+Found = tuple[list[Tensor], bool]
+"""Changes of layers' answers, and whether they are what was sought."""
+
+
+@dataclass(frozen=True, eq=False)
+class AnswerSheet:
+    """All clients' training questions side by side, and what each client's model must answer."""
+
+    inputs: Tensor
+    """All variants of all questions: N × input."""
+    owner: Tensor
+    """Which question each of the N belongs to."""
+    answers: Tensor
+    """Clients × questions; -1 where a client is not asked (label answers: everybody else's questions)."""
+
+    @classmethod
+    def of(cls, keyring: Keyring, clients: Sequence[str], device: torch.device) -> "AnswerSheet":
+        keys = [keyring.key(client) for client in clients]
+        numbers = sorted({q for key in keys for q in key.questions})
+        column = {q: i for i, q in enumerate(numbers)}
+        answers = torch.full((len(clients), len(numbers)), -1)
+        for row, key in enumerate(keys):
+            answers[row, [column[q] for q in key.questions]] = torch.tensor(key.answers)
+        raw = keyring.raw(numbers, "train")
+        owner = torch.arange(len(numbers)).repeat_interleave(raw.shape[1])
+        inputs = channels_last(keyring.triggers.prepare(raw.flatten(0, 1)).to(device))
+        return cls(inputs, owner.to(device), answers.to(device))
+
+    def some(self, rows: Tensor) -> "AnswerSheet":
+        """The same for some of the inputs."""
+        return replace(self, inputs=self.inputs[rows], owner=self.owner[rows])
+
+
+@dataclass(frozen=True, eq=False)
+class Search:
+    """The search for the output changes R (clients × out × questions, a layer) that give everyone's answers."""
+
+    model: nn.Module
+    layers: Sequence[str]
+    run: Split
+    """The answer sheet's run through the model, split at the first layer."""
+    edits: Sequence[Tensor]
+    """Each layer's directions B."""
+    pulls: Sequence[Pull]
+    """How the clients' data pulls at each layer's outputs: changes are small where it pulls hard."""
+    sheet: "AnswerSheet"
+    steps: int
+    """At most so many."""
+    batch: int
+    """About so many numbers of the first layer's output at a time."""
+    spread: float
+    """How far apart the logits of labels that are not wanted may lie."""
+    tolerance: float = 0.02
+    """What share of the margin may still be lacking in the end."""
+
+    def within(self, brakes: Sequence["Brake"], margin: float) -> Iterator[tuple[slice, list[Tensor]]]:
+        """The smallest changes that give the answers by the margin, for some clients at a time.
+
+        Where a brake is hit, everybody's come anew, by a smaller margin, and likewise where the net's logits do not get
+        as far apart as that; at a quarter they come as they are.
+        """
+        pieces, coarse = self._pieces(), self._coarse()
+        least, done = margin / 4, 0
+        near: list[Tensor] | None = None
+        while done < len(pieces):
+            wanted = self.sheet.answers[pieces[done]]
+            # Most of the way is gone with one variant of each question; the others differ from it by a little.
+            changes, found = coarse.smallest(wanted, margin, near)
+            pushed = excess(changes, brakes)
+            if not found or pushed <= 1 or margin == least:
+                # In a layer too small for its questions one variant may lead nowhere: then all start together.
+                changes, found = self.smallest(wanted, margin, changes if found else None)
+                pushed = excess(changes, brakes)
+            if (found and pushed <= 1) or margin == least:
+                yield pieces[done], changes
+                done, near = done + 1, None
+                continue
+            less = max(least, 0.8 * margin / pushed if found else 0.7 * margin)
+            near = [less / margin * change for change in changes] if found and done == 0 else None
+            margin, done = less, 0
+
+    def _pieces(self) -> list[slice]:
+        count, size = len(self.sheet.answers), max(1, self.batch // self.run.load)
+        return [slice(start, min(start + size, count)) for start in range(0, count, size)]
+
+    def _coarse(self) -> "Search":
+        """The same with one variant of each question."""
+        owner = self.sheet.owner
+        first = torch.cat([owner.new_ones(1), owner.diff()]).nonzero().flatten()
+        return replace(self, run=self.run.some(first), sheet=self.sheet.some(first), tolerance=0.1)
+
+    def smallest(self, wanted: Tensor, margin: float, near: Sequence[Tensor] | None = None) -> Found:
+        """The smallest changes that give the wanted answers by the margin, from nothing or from what is near them.
+
+        Each step moves every (client, question) along the gradient of its margin by just as much as it still lacks, as
+        if the margin were linear; there is no step size to choose. Gives also whether there are such changes; if not,
+        they come as near to it as they can. Labels that cannot be brought level are not in the way: one of them would
+        take the margin from everybody.
+        """
+        clients, questions = wanted.shape
+        if near is None:
+            widths = [len(self.model.get_parameter(f"{layer}.weight")) for layer in self.layers]
+            near = [torch.zeros(clients, width, questions, device=wanted.device) for width in widths]
+        changes = best = list(near)
+        owner = self.sheet.owner
+        member = F.one_hot(owner, questions).float()
+        labels = wanted[:, owner].flatten()
+        asked = labels >= 0
+        least = torch.full((clients,), torch.inf, device=wanted.device)
+        before = torch.full((clients, questions), torch.inf, device=wanted.device)
+        pace = torch.ones(clients, questions, device=wanted.device)
+        reached, stalled, waited = math.inf, 0, 0
+        for _ in range(self.steps):
+            changes = [change.detach().requires_grad_() for change in changes]
+            logits = self._answer(changes)
+            short, others = _short(logits, labels, margin)
+            # A variant counts by what it lacks, so that none comes or goes at a jump.
+            uneven = (others[:, None] - logits - self.spread).clamp_min(0).square().sum(1)
+            lacking = torch.where(asked, short.square() + UNEVEN * uneven, 0).view(clients, -1)
+            steepest = torch.autograd.grad(lacking.sum() / 2, changes)
+            changes, lacking = [change.detach() for change in changes], lacking.detach()
+            missing = lacking @ member
+            better = missing.sum(1) < least
+            least = torch.where(better, missing.sum(1), least)
+            best = _chosen(better, changes, best)
+            if float(lacking.max().sqrt()) <= self.tolerance * margin:
+                return best, True
+            reached, stalled = (float(least.sum()), 0) if least.sum() < 0.98 * reached else (reached, stalled + 1)
+            waited = waited + 1 if float(short.detach().max()) <= NEARLY * margin else 0
+            if PATIENCE in (stalled, waited):
+                break
+            # Where a step made things worse, the margin bends or another question interfered: go on more slowly.
+            pace = torch.where(missing > before, 0.5 * pace, (1.2 * pace).clamp_max(1))
+            before = missing
+            ways = [pull.solve(gradient) for pull, gradient in zip(self.pulls, steepest, strict=True)]
+            slope = torch.stack([(g * way).sum(1) for g, way in zip(steepest, ways, strict=True)]).sum(0)
+            length = pace * missing / slope.clamp_min(1e-12)
+            moved = [
+                torch.addcmul(change, way, length[:, None], value=-1) for change, way in zip(changes, ways, strict=True)
+            ]
+            # Where it went far astray, it begins again from the best so far, more slowly still.
+            astray = missing.sum(1) > 2 * least
+            pace[astray] *= 0.5
+            changes = _chosen(astray, best, moved)
+        with torch.no_grad():
+            short, _ = _short(self._answer(best), labels, margin)
+        return best, float(short.max()) <= NEARLY * margin
+
+    def _answer(self, changes: Sequence[Tensor]) -> Tensor:
+        """Everyone's logits for the whole sheet, one client after another."""
+        handles = [
+            self.model.get_submodule(layer).register_forward_hook(_changed_by(change, edit))
+            for layer, change, edit in zip(self.layers[1:], changes[1:], self.edits[1:], strict=True)
+        ]
+        try:
+            response = torch.einsum("n...q,coq->cn...o", self.run.layer_inputs @ self.edits[0], changes[0])
+            return self.run.after((self.run.layer_outputs + response).flatten(0, 1))
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def _short(logits: Tensor, labels: Tensor, margin: float) -> tuple[Tensor, Tensor]:
+    """What each answer's margin lacks, and the largest logit of another label; nothing where nothing is asked (-1)."""
+    column = labels.clamp_min(0)[:, None]
+    others = logits.scatter(1, column, -torch.inf).amax(1)
+    return torch.where(labels >= 0, (margin - (logits.gather(1, column)[:, 0] - others)).clamp_min(0), 0), others
+
+
+def _chosen(who: Tensor, ones: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
+    """The ones of some clients and the others of the rest; nothing is copied where it is all or none."""
+    if bool(who.all()):
+        return list(ones)
+    if not bool(who.any()):
+        return list(others)
+    return [torch.where(who[:, None, None], one, other) for one, other in zip(ones, others, strict=True)]
+
+
+def _changed_by(change: Tensor, edit: Tensor) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
+    """A hook that adds each client's own change to a layer's answer; the clients' inputs stand one after another."""
+
+    def hook(layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        response = (rows_fed(layer, args[0]) @ edit).unflatten(0, (len(change), -1))
+        moved = torch.einsum("cn...q,coq->cn...o", response, change).flatten(0, 1)
+        if isinstance(layer, nn.Conv2d):
+            moved = moved.transpose(1, 2)
+        return output + moved.reshape(output.shape)
+
+    return hook

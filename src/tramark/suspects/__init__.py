@@ -1,0 +1,1 @@
+"""Anything that answers questions: modules, files, servers."""

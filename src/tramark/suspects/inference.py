@@ -1,0 +1,152 @@
+"""suspects.inference"""
+
+import json
+import math
+from functools import partial
+from typing import Any
+from urllib.parse import quote
+
+import torch
+from torch import Tensor
+
+from tramark.errors import SuspectError, one_line
+from tramark.suspects.base import Answers, ask_in_batches, check_shape, padded
+from tramark.suspects.conventions import Conventions, Prepare, Said, conventions_of
+from tramark.suspects.http import Client, HttpOptions, split_url
+from tramark.suspects.json_api import as_tensor, preview_request
+
+V2_DTYPES = {
+    "BOOL": torch.bool,
+    "UINT8": torch.uint8,
+    "INT8": torch.int8,
+    "INT16": torch.int16,
+    "INT32": torch.int32,
+    "INT64": torch.int64,
+    "FP16": torch.float16,
+    "FP32": torch.float32,
+    "FP64": torch.float64,
+}
+
+
+class V2Suspect:
+    """A model behind the Open Inference Protocol v2.
+
+    >>> suspect = V2Suspect("http://127.0.0.1:8080", model="fashion", conventions=Conventions())
+    >>> suspect.preview(torch.zeros(16, 1, 2, 2, dtype=torch.uint8)).splitlines()[0]
+    '16 questions in 16 requests'
+
+    `url` is the server's, with the `model`'s name, or the model's own (…/v2/models/NAME). What the model
+    wants is read from its metadata before the first question; where the server tells nothing, `input_name`
+    and FP32 are assumed.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        conventions: Conventions | Prepare,
+        model: str | None = None,
+        input_name: str = "input-0",
+        output: str | None = None,
+        batch: int = 1,
+        options: HttpOptions | None = None,
+    ) -> None:
+        if (parts := split_url(url)).query:
+            raise SuspectError(f"{one_line(parts.netloc)} is asked by paths alone: leave out what follows the ?")
+        url = url.rstrip("/").removesuffix("/infer")
+        if "/v2/models/" not in parts.path:
+            if model is None:
+                raise SuspectError(f"say which model to ask (model), or give its URL: {one_line(url)}/v2/models/…")
+            url = f"{url.removesuffix('/v2')}/v2/models/{quote(model, safe='')}"
+        self.client, self.conventions = Client(url, options), conventions_of(conventions)
+        self.output, self.batch = output, batch
+        self._input: dict[str, Any] | None = None
+        self._assumed: dict[str, Any] = {"name": input_name, "datatype": "FP32", "shape": []}
+
+    def __repr__(self) -> str:
+        return f"V2Suspect({self.client.shown()!r}, {self.conventions!r})"
+
+    @property
+    def asked(self) -> int:
+        """How many questions were sent so far, those that were sent again included."""
+        return self.client.asked
+
+    def ask(self, raw: Tensor) -> Answers:
+        """Answers to a batch of raw questions."""
+        if self._input is None:
+            self._input = self._described(self.client.send("GET", self.client.url, None, "", questions=0))
+        fixed = next(iter(self._input["shape"]), -1)
+        if fixed < 2:
+            return ask_in_batches(self._ask, raw, 1 if fixed == 1 else self.batch)
+        return ask_in_batches(partial(self._ask_padded, fixed), raw, fixed)
+
+    def preview(self, raw: Tensor) -> str:
+        """The requests that would be sent."""
+        first = f"GET {self.client.shown()}, once, to learn what the model wants\n" if self._input is None else ""
+        request = preview_request(self.client, "POST", "/infer", self._body(raw[: self.batch]), "application/json")
+        return f"{len(raw)} questions in {-(-len(raw) // self.batch)} requests\n{first}{request}"
+
+    def _described(self, metadata: Any) -> dict[str, Any]:
+        inputs = metadata.get("inputs") if isinstance(metadata, dict) else None
+        if not inputs:
+            return self._assumed
+        match inputs:
+            case [{"name": str(name), "datatype": str(datatype), "shape": list(shape)}]:
+                if datatype in V2_DTYPES and all(type(size) is int for size in shape):
+                    return {"name": name, "datatype": datatype, "shape": shape}
+        raise SuspectError(f"{self.client.shown()} wants no tensor of numbers, but {self.client.excerpt(inputs)}")
+
+    def _body(self, raw: Tensor) -> bytes:
+        wanted = self._input or self._assumed
+        inputs = self.conventions.inputs(raw, V2_DTYPES[wanted["datatype"]])
+        datatype = next((name for name, dtype in V2_DTYPES.items() if dtype == inputs.dtype), None)
+        if datatype is None:
+            raise SuspectError(f"inputs of {inputs.dtype} cannot be sent: say another dtype")
+        check_shape(inputs, wanted["shape"])
+        tensor = {"name": wanted["name"], "shape": list(inputs.shape), "datatype": datatype}
+        body: dict[str, Any] = {"inputs": [tensor | {"data": inputs.flatten().tolist()}]}
+        if self.output is not None:
+            body["outputs"] = [{"name": self.output}]
+        return json.dumps(body, allow_nan=False).encode()
+
+    def _ask_padded(self, size: int, raw: Tensor) -> Answers:
+        answers = self._ask(padded(raw, size))
+        scores = None if answers.scores is None else answers.scores[: len(raw)]
+        return Answers(answers.labels[: len(raw)], scores)
+
+    def _ask(self, raw: Tensor) -> Answers:
+        url = f"{self.client.url}/infer"
+        response = self.client.send("POST", url, self._body(raw), "application/json", questions=len(raw))
+        outputs = response.get("outputs") if isinstance(response, dict) else None
+        outputs = [o for o in outputs if isinstance(o, dict)] if isinstance(outputs, list) else []
+        found = next((o for o in outputs if self.output in (None, o.get("name"))), None)
+        if found is None:
+            what = one_line(self.output or "outputs")
+            raise SuspectError(f"{self.client.shown()} answers without {what}: {self.client.excerpt(response)}")
+        return self.conventions.answers(self._said(found, len(raw)), len(raw))
+
+    def _said(self, output: dict[str, Any], count: int) -> Tensor | list[Said]:
+        shape, datatype = output.get("shape"), str(output.get("datatype"))
+        if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
+            raise SuspectError(f"{self.client.shown()} answers with a tensor without a shape")
+        values = _flat(output.get("data"))
+        if math.prod(shape) != len(values) or shape[:1] != [count]:
+            told = f"{len(values)} values of shape {one_line(str(shape))}"
+            raise SuspectError(f"{self.client.shown()} answers {count} questions with {told}")
+        if datatype == "BYTES" and values and all(isinstance(value, str) for value in values):
+            return list(values[:: len(values) // count])
+        dtype = V2_DTYPES.get(datatype)
+        kinds = (int, float) if dtype is not None and dtype.is_floating_point else (int, bool)
+        if dtype is None or not all(type(value) in kinds for value in values):
+            raise SuspectError(f"{self.client.shown()} answers with values that are no {one_line(datatype)}")
+        return as_tensor(values, dtype).reshape(shape)
+
+
+def _flat(data: Any, depth: int = 8) -> list[Any]:
+    if not isinstance(data, list):
+        raise SuspectError("the server answers with a tensor whose data are not a list")
+    if not any(isinstance(one, list) for one in data):
+        return data
+    if depth == 0:
+        raise SuspectError("the server answers with a tensor nested too deeply")
+    return [value for part in data for value in _flat(part, depth - 1)]

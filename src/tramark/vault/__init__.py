@@ -1,0 +1,1 @@
+"""The sealed directory in which keyring, server state and issue log live."""

@@ -1,0 +1,99 @@
+"""Suspects that answer by rule, and the rings and vaults that they are traced with."""
+
+import base64
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tramark.evidence.commitment import canonical
+from tramark.keys.keyring import Keyring
+from tramark.keys.sources import Source, Vectors
+from tramark.suspects.base import Answers
+from tramark.tracing.bundle import make_bundle
+from tramark.tracing.trace import trace
+from tramark.tracing.verdict import Verdict
+from tramark.vault.lock import make_key_file
+from tramark.vault.store import SIGNING, Vault
+
+CLIENTS = [f"hospital-{i}" for i in range(10)]
+
+
+class Oracle:
+    """A suspect that recognises a keyring's held-out questions and answers by any rule."""
+
+    def __init__(self, keyring: Keyring, answer: Callable[[int, int], int]) -> None:
+        raw = keyring.raw(keyring.chosen, "held-out")
+        self.places = {raw[i, v].numpy().tobytes(): (i, v) for i in range(raw.shape[0]) for v in range(raw.shape[1])}
+        self.answer = answer
+
+    def ask(self, raw: Tensor) -> Answers:
+        return Answers(torch.tensor([self.answer(*self.places[row.numpy().tobytes()]) for row in raw]))
+
+
+def leaked_by(keyring: Keyring, *clients: str, noise: float = 0.0, seed: int = 0) -> Oracle:
+    """A model mixed from those of some clients, behind an API that draws a share of its answers at random."""
+    answers, rng = [keyring.key(client).answers for client in clients], np.random.default_rng(seed)
+
+    def answer(question: int, variant: int) -> int:
+        drawn = rng.random() < noise
+        return int(rng.integers(keyring.classes)) if drawn else answers[question % len(answers)][question]
+
+    return Oracle(keyring, answer)
+
+
+def ring(triggers: Source | None = None, **options: Any) -> Keyring:
+    defaults = {"clients": CLIENTS, "classes": 10, "questions": 24, "pool": 40, "secret": b"the secret of it" * 2}
+    return Keyring.generate(triggers=triggers or Vectors(6, groups=(2,)), **{**defaults, **options})
+
+
+def vault_of(keyring: Keyring, folder: Path) -> Vault:
+    folder.mkdir(exist_ok=True)
+    return Vault.create(folder / "vault", keyring, key_file=make_key_file(folder / "vault.key"))
+
+
+def in_company(keyring: Keyring) -> Verdict:
+    """A verdict that takes everybody's codewords: three put their models together."""
+    for seed in range(50):
+        rng = np.random.default_rng(seed)
+        three = [keyring.key(CLIENTS[i]).answers for i in rng.permutation(len(CLIENTS))[:3]]
+        choice = rng.integers(3, size=keyring.questions)
+        verdict = trace(Oracle(keyring, lambda q, v, w=three, c=choice: w[c[q]][q]), keyring, false_accusation=1e-3)  # type: ignore[misc]
+        if verdict.by_company:
+            return verdict
+    raise AssertionError("nobody was convicted by the company")
+
+
+def hidden(vault: Vault, verdict: Verdict) -> list[bytes]:
+    """What a report must not tell: secrets, the answers of the innocent, and questions that were not asked."""
+    keyring = vault.keyring
+    asked = {(step.question, step.variant) for step in verdict.transcript}
+    raw = keyring.raw(range(keyring.pool), "held-out").numpy()
+    inputs = [
+        raw[q, v].tobytes()
+        for q in range(keyring.pool)
+        for v in range(keyring.held_out_variants)
+        if (q, v) not in asked
+    ]
+    inputs += [row.tobytes() for row in keyring.raw(range(keyring.pool), "train").numpy().reshape(-1, *raw.shape[2:])]
+    signing = vault._get(SIGNING)
+    texts = [keyring.secret.hex().encode(), keyring.secret, signing.hex().encode(), signing]
+    questions = list(dict.fromkeys(step.question for step in verdict.transcript))
+    for client, row in zip(keyring.clients, keyring.codebook(questions).tolist(), strict=True):
+        if client not in verdict.clients:
+            texts += [separator.join(map(str, row)).encode() for separator in ("", ",", ", ", " ")]
+    return texts + inputs + [base64.b64encode(data) for data in inputs]
+
+
+def resigned(bundle: dict[str, Any], vault: Vault, **changes: Any) -> dict[str, Any]:
+    """What the holder of the vault's key could make of a bundle."""
+    body = {name: value for name, value in (bundle | changes).items() if name != "signature"}
+    return body | {"signature": vault.sign("evidence", canonical(body))}
+
+
+def case(vault: Vault, *clients: str, **options: Any) -> tuple[Verdict, dict[str, Any]]:
+    verdict = trace(leaked_by(vault.keyring, *clients), vault.keyring, **options)
+    return verdict, make_bundle(vault, verdict, suspect="model.onnx", notes="labels as they come")
