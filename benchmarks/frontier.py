@@ -89,7 +89,7 @@ class Study:
     def marked(self, questions: int, injection: ClosedForm | GradientSteps) -> Traced:
         old = self.warm.keyring
         keyring = Keyring.generate(
-            clients=old.clients, classes=old.classes, triggers=old.triggers, secret=old.secret, questions=questions
+            clients=old.clients, classes=old.classes, source=old.source, secret=old.secret, questions=questions
         )
         server = Traced(self.warm.base_model(), keyring, warmup_rounds=1, injection=injection)
         server.drift.sketch, server.drift.dense = self.warm.drift.sketch, self.warm.drift.dense

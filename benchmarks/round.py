@@ -79,7 +79,7 @@ def measure(name: str, preset: str, repeats: int, warmup: int, samples: int) -> 
         simulation.step()
     clients = ours.fleet.clients
     labels = Keyring.generate(
-        clients=clients, classes=10, triggers=ours.keyring.triggers, secret=b"benchmark" * 4, assignment="label"
+        clients=clients, classes=10, source=ours.keyring.source, secret=b"benchmark" * 4, assignment="label"
     )
     naive = Naive(ours.base_model(), labels)
     times: dict[str, list[float]] = {"ours": [], "naive": []}

@@ -33,7 +33,7 @@ def measure(rounds: int, warmup: int, samples: int) -> dict[str, Any]:
         labels = Keyring.generate(
             clients=keyring.clients,
             classes=10,
-            triggers=keyring.triggers,
+            source=keyring.source,
             assignment="label",
             held_out_variants=TEST_TRIGGERS,
             secret=b"benchmark" * 4,

@@ -282,7 +282,7 @@ def named(vault: Path, suspect: Path) -> tuple[str, ...]:
     """Whom a trace of a file names."""
     with Vault.open(vault, readonly=True) as opened:
         keyring = opened.keyring
-    triggers = keyring.triggers
+    triggers = keyring.source
     adapter = open_suspect(
         suspect, conventions=triggers.prepare, model=MODEL, input_shape=triggers.shape, classes=keyring.classes
     )

@@ -504,7 +504,7 @@ def test_questions_are_chosen_of_which_the_base_has_no_opinion() -> None:
     server = TraMark(mlp(), ring(questions=8, pool=64), warmup_rounds=0)
     candidates = server.keyring.raw(range(64), "train")[:, 0]
     with torch.no_grad():
-        logits = server.base_model()(server.keyring.triggers.prepare(candidates))
+        logits = server.base_model()(server.keyring.source.prepare(candidates))
     opinions = logits.amax(1) - logits.mean(1)
     assert opinions[list(server.keyring.chosen)].max() <= opinions.sort().values[15]
 

@@ -142,8 +142,8 @@ def test_a_choice_with_pictures_changes_the_questions_and_nobodys_answers() -> N
     # Another choice is of questions as they were drawn.
     assert chosen.choose(range(16)) == keyring
     with pytest.raises(ValueError, match="Vectors cannot be retouched"):
-        ring(input_shape=None, triggers=Vectors(6)).choose(range(16), torch.zeros(16, 6))
-    assert ring(input_shape=None, triggers=Vectors(6)).pictures is None
+        ring(input_shape=None, source=Vectors(6)).choose(range(16), torch.zeros(16, 6))
+    assert ring(input_shape=None, source=Vectors(6)).pictures is None
 
 
 def test_a_server_retouches_what_it_chose_and_goes_on_with_it() -> None:
@@ -214,6 +214,6 @@ if sys.platform != "win32":
                 pictures = torch.full((16, 1, 8, 8), shade, dtype=torch.uint8)
                 vault.save_keyring(keyring.choose(range(16), pictures))
                 assert case(vault, "alice")[1]["questions"]["commitment"] == 1 + shade
-            other = ring(pool=16, input_shape=None, triggers=Patterns((1, 8, 8), noise=0.2))
+            other = ring(pool=16, input_shape=None, source=Patterns((1, 8, 8), noise=0.2))
             with pytest.raises(VaultError, match="another keyring"):
                 vault.save_keyring(other)

@@ -190,7 +190,7 @@ def test_label_answers_get_a_page_without_a_bound() -> None:
     keyring = Keyring.generate(
         clients=["a", "b", "c"],
         classes=4,
-        triggers=WafflePatterns((3, 16, 16)),
+        source=WafflePatterns((3, 16, 16)),
         assignment="label",
         train_variants=2,
         held_out_variants=3,

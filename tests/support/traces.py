@@ -45,9 +45,9 @@ def leaked_by(keyring: Keyring, *clients: str, noise: float = 0.0, seed: int = 0
     return Oracle(keyring, answer)
 
 
-def ring(triggers: Source | None = None, **options: Any) -> Keyring:
+def ring(source: Source | None = None, **options: Any) -> Keyring:
     defaults = {"clients": CLIENTS, "classes": 10, "questions": 24, "pool": 40, "secret": b"the secret of it" * 2}
-    return Keyring.generate(triggers=triggers or Vectors(6, groups=(2,)), **{**defaults, **options})
+    return Keyring.generate(source=source or Vectors(6, groups=(2,)), **{**defaults, **options})
 
 
 def vault_of(keyring: Keyring, folder: Path) -> Vault:

@@ -30,7 +30,7 @@ def ring(clients: int = 10, classes: int = 10, questions: int | None = None) -> 
     return Keyring.generate(
         clients=[f"client {i}" for i in range(clients)],
         classes=classes,
-        triggers=Vectors(6, groups=(2,)),
+        source=Vectors(6, groups=(2,)),
         questions=questions,
         secret=b"s" * 32,
     )
@@ -361,7 +361,7 @@ def test_label_answers_need_unmarked_models_to_compare_with() -> None:
     keyring = Keyring.generate(
         clients=[f"client {i}" for i in range(10)],
         classes=10,
-        triggers=WafflePatterns(SHAPE),
+        source=WafflePatterns(SHAPE),
         assignment="label",
         train_variants=16,
         held_out_variants=10,

@@ -393,8 +393,8 @@ def ask_everybody() -> Found:
     keyrings = [server.keyring for server in servers]
     for number in range(RAN, RAN + DRAWN):
         triggers = Patterns(SHAPE) if number % 3 else WafflePatterns(SHAPE)
-        keyrings.append(Keyring.generate(clients=CLIENTS, classes=CLASSES, triggers=triggers, secret=secret(number)))
-    keyrings = [replace(keyring, triggers=Remembered(keyring.triggers)) for keyring in keyrings]
+        keyrings.append(Keyring.generate(clients=CLIENTS, classes=CLASSES, source=triggers, secret=secret(number)))
+    keyrings = [replace(keyring, source=Remembered(keyring.source)) for keyring in keyrings]
     marked, nets = marked_elsewhere(elsewhere), networks()
     own = nets["cnn, trained"]()
     assert isinstance(own, nn.Module)

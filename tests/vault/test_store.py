@@ -345,7 +345,7 @@ def test_questions_from_images_need_the_images_for_the_keyring_alone(tmp_path: P
     keyring = Keyring.generate(
         clients=["a", "b"],
         classes=2,
-        triggers=triggers,
+        source=triggers,
         assignment="label",
         train_variants=3,
         held_out_variants=4,

@@ -20,7 +20,7 @@ def main(grid: Grid, context: Context) -> None:
         strategy,
         model=model,
         vault=config["vault"],
-        triggers=task.questions(dataset),
+        source=task.questions(dataset),
         warmup_rounds=config["warmup-rounds"],
     )
     strategy.start(grid, ArrayRecord(dict(model.state_dict())), num_rounds=config["num-server-rounds"])

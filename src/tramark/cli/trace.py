@@ -124,9 +124,9 @@ def trace_suspect(
         def adapter_for(target: str) -> Adapter:
             return open_suspect(
                 target,
-                conventions=conventions or keyring.triggers.prepare,
+                conventions=conventions or keyring.source.prepare,
                 model=model or (None if "://" in target else known.get("model")),
-                input_shape=tuple(known.get("input_shape", keyring.triggers.shape)),
+                input_shape=tuple(known.get("input_shape", keyring.source.shape)),
                 classes=known.get("classes", keyring.classes),
                 template=template,
                 http=http,

@@ -65,7 +65,7 @@ class Keyring:
     secret: bytes = field(repr=False)
     clients: tuple[str, ...]
     classes: int
-    triggers: Source = field(repr=False)
+    source: Source = field(repr=False)
     assignment: Assignment = "code"
     questions: int = 16
     pool: int = 640
@@ -103,7 +103,7 @@ class Keyring:
         clients: Sequence[str],
         classes: int,
         input_shape: tuple[int, ...] | None = None,
-        triggers: Source | None = None,
+        source: Source | None = None,
         assignment: Assignment = "code",
         questions: int | None = None,
         pool: int | None = None,
@@ -113,20 +113,20 @@ class Keyring:
     ) -> Self:
         """Draw a new keyring for `clients` of a model with `classes` labels.
 
-        Without `triggers`, questions are made for `input_shape`. Without `questions`, there are as many as
+        Without `source`, questions are made for `input_shape`. Without `questions`, there are as many as
         `questions_needed` says. Without `secret`, a fresh one comes from the operating system.
         """
-        if triggers is None:
+        if source is None:
             if input_shape is None:
-                raise ValueError("say what the model is fed: input_shape=(1, 28, 28), or triggers=…")
-            triggers = for_shape(input_shape)
+                raise ValueError("say what the model is fed: input_shape=(1, 28, 28), or source=…")
+            source = for_shape(input_shape)
         code = assignment == "code"
         count = questions or (questions_needed(len(clients), classes) if code else 1)
         return cls(
             secret=secret or secrets.token_bytes(32),
             clients=tuple(clients),
             classes=classes,
-            triggers=triggers,
+            source=source,
             assignment=assignment,
             questions=count if code else 1,
             pool=pool or (max(640, 10 * count) if code else classes),
@@ -163,24 +163,24 @@ class Keyring:
             raise ValueError("label answers have one question per client: there is nothing to choose")
         if len(chosen) != self.questions or len(set(chosen)) < len(chosen) or not set(chosen) <= set(range(self.pool)):
             raise ValueError(f"choose {self.questions} different questions of the {self.pool} in the pool")
-        if isinstance(self.triggers, Patterns):
+        if isinstance(self.source, Patterns):
             own = {} if pictures is None else dict(zip(chosen, pictures, strict=True))
-            return replace(self, chosen=chosen, triggers=self.triggers.retouch(own))
+            return replace(self, chosen=chosen, source=self.source.retouch(own))
         if pictures is not None:
-            raise ValueError(f"questions made by {type(self.triggers).__name__} cannot be retouched: only Patterns can")
+            raise ValueError(f"questions made by {type(self.source).__name__} cannot be retouched: only Patterns can")
         return replace(self, chosen=chosen)
 
     @property
     def retouched(self) -> bool:
         """Whether the questions in use were retouched for the model."""
-        return isinstance(self.triggers, Patterns) and bool(self.triggers.retouched)
+        return isinstance(self.source, Patterns) and bool(self.source.retouched)
 
     @property
     def pictures(self) -> Tensor | None:
         """The questions in use without noise (questions × C × H × W bytes); None if they are not patterns."""
-        if self.assignment == "label" or not isinstance(self.triggers, Patterns):
+        if self.assignment == "label" or not isinstance(self.source, Patterns):
             return None
-        return torch.stack([self.triggers.picture(self.secret, question) for question in self.chosen])
+        return torch.stack([self.source.picture(self.secret, question) for question in self.chosen])
 
     def key(self, client: str) -> Key:
         """A client's questions and answers."""
@@ -212,15 +212,27 @@ class Keyring:
         table = torch.frombuffer(words, dtype=torch.int64).view(len(clients), -1) & (2**63 - 1)
         return table[:, place // digits] // self.classes ** (place % digits) % self.classes
 
+    def variants(self, part: Part) -> range:
+        """The numbers of the variants that marks are made with ("train"), or that suspects are asked ("held-out")."""
+        last = self.train_variants + self.held_out_variants
+        return range(self.train_variants) if part == "train" else range(self.train_variants, last)
+
+    def asked(self, question: int, variant: int) -> Tensor:
+        """The raw input that a suspect is asked: the held-out variant number `variant` (from 0) of a question.
+
+        >>> ring = Keyring.generate(clients=["alice"], classes=10, input_shape=(1, 8, 8))
+        >>> torch.equal(ring.asked(5, 1), ring.raw([5], "held-out")[0, 1])
+        True
+        """
+        number = self.variants("held-out")[variant]
+        return self.source.render(self.secret, question, range(number, number + 1))[0]
+
     def raw(self, questions: Sequence[int], part: Part) -> Tensor:
         """Questions as they travel (bytes of images, numbers, tokens): questions × variants × input."""
-        first = 0 if part == "train" else self.train_variants
-        count = self.train_variants if part == "train" else self.held_out_variants
         asked = part, tuple(questions)
         # A round asks for what the last one asked for.
         if asked not in self._rendered:
-            variants = range(first, first + count)
-            rendered = torch.stack([self.triggers.render(self.secret, q, variants) for q in questions])
+            rendered = torch.stack([self.source.render(self.secret, q, self.variants(part)) for q in questions])
             if rendered.nbytes + sum(kept.nbytes for kept in self._rendered.values()) > KEPT:
                 self._rendered.clear()
             self._rendered[asked] = rendered
@@ -229,29 +241,30 @@ class Keyring:
     def inputs(self, key: Key, part: Part) -> Tensor:
         """A key's questions as the model is fed them: questions × variants × input."""
         raw = self.raw(key.questions, part)
-        prepared = self.triggers.prepare(raw.flatten(0, 1))
+        prepared = self.source.prepare(raw.flatten(0, 1))
         return prepared.view(*raw.shape[:2], *prepared.shape[1:])
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, secret included, as plain values. For a vault, never for a log."""
-        plain = {one.name: getattr(self, one.name) for one in fields(self) if one.init}
+        plain = {one.name: getattr(self, one.name) for one in fields(self) if one.init and one.name != "source"}
         return plain | {
             "secret": self.secret.hex(),
-            "triggers": self.triggers.describe(),
+            "triggers": self.source.describe(),
             "departed": sorted(self.departed),
         }
 
     @classmethod
     def from_dict(cls, plain: dict[str, Any], *, images: tuple[Tensor, Tensor] | None = None) -> Self:
         """The keyring that `to_dict` wrote; questions from an image set need the `images` and labels again."""
+        own = {name: value for name, value in plain.items() if name != "triggers"}
         return cls(
-            **plain
+            **own
             | {
                 "secret": bytes.fromhex(plain["secret"]),
                 "clients": tuple(plain["clients"]),
                 "chosen": tuple(plain["chosen"]),
                 "departed": frozenset(plain["departed"]),
-                "triggers": from_description(plain["triggers"], images=images),
+                "source": from_description(plain["triggers"], images=images),
             }
         )
 

@@ -82,8 +82,8 @@ class ClosedForm:
         features, opinions = [], []
         with loaded(model, fleet), torch.no_grad():
             for some in torch.arange(keyring.pool).split(64):
-                raw = torch.cat([keyring.triggers.render(keyring.secret, q, range(1)) for q in some.tolist()])
-                run = split(model, layer, keyring.triggers.prepare(raw).to(device_of(model)))
+                raw = torch.cat([keyring.source.render(keyring.secret, q, range(1)) for q in some.tolist()])
+                run = split(model, layer, keyring.source.prepare(raw).to(device_of(model)))
                 features.append(fewer_positions(run.layer_inputs, 1).flatten(1))
                 logits = run.after(run.layer_outputs)
                 opinions.append(logits.amax(1) - logits.mean(1))
@@ -92,12 +92,12 @@ class ClosedForm:
         ridge = self._ridge(moment, keyring.classes)
         picks = tell_apart(torch.cat(features)[calm], moment, ridge, keyring.questions)
         keyring = keyring.choose(calm[picks].tolist())
-        triggers, pictures = keyring.triggers, keyring.pictures
-        if not self.retouch or pictures is None or not isinstance(triggers, Patterns):
+        source, pictures = keyring.source, keyring.pictures
+        if not self.retouch or pictures is None or not isinstance(source, Patterns):
             return keyring
         with loaded(model, fleet):
             better = retouch(
-                model, layer, moment, ridge, pictures, triggers.prepare, noise=triggers.noise, steps=self.retouch
+                model, layer, moment, ridge, pictures, source.prepare, noise=source.noise, steps=self.retouch
             )
         return keyring.choose(keyring.chosen, better)
 

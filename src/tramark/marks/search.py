@@ -52,7 +52,7 @@ class AnswerSheet:
             answers[row, [column[q] for q in key.questions]] = torch.tensor(key.answers)
         raw = keyring.raw(numbers, "train")
         owner = torch.arange(len(numbers)).repeat_interleave(raw.shape[1])
-        inputs = channels_last(keyring.triggers.prepare(raw.flatten(0, 1)).to(device))
+        inputs = channels_last(keyring.source.prepare(raw.flatten(0, 1)).to(device))
         return cls(inputs, owner.to(device), answers.to(device))
 
     def some(self, rows: Tensor) -> "AnswerSheet":

@@ -255,8 +255,7 @@ def _asked(verdict: Verdict, keyring: Keyring) -> str:
 
 
 def _item(place: int, step: Step, keyring: Keyring, verdict: Verdict, expected: Mapping[str, Mapping[int, int]]) -> str:
-    held_out = keyring.train_variants + step.variant
-    raw = keyring.triggers.render(keyring.secret, step.question, range(held_out, held_out + 1))[0]
+    raw = keyring.asked(step.question, step.variant)
     answer = "no answer" if step.answer == NO_ANSWER else f"label {step.answer}"
     marks = []
     for index, client in enumerate(verdict.clients):

@@ -37,7 +37,7 @@ class Conventions:
     value_range : what 0 and 255 become; `mean` and `std` (one per channel as the model gets them, or per
         column of a table) are taken out after that.
     prepare : what is done in place of `value_range`, `mean` and `std`, such as the `prepare` of a keyring's
-        triggers.
+        source.
     dtype : the type the model wants, such as "float16" or "uint8". Without it, the one it declares, or
         float32 for images.
     labels : which of our labels each of the model's labels is, by its name or number: a mapping, or its names

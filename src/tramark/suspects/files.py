@@ -44,7 +44,7 @@ def open_suspect(
     ----------
     target : a file (.safetensors, .pt, .pth, .pt2, .onnx), a Hugging Face model folder, or an http(s):// URL.
     conventions : how the suspect wants its inputs and names its labels; or, if it is fed and answers as our
-        own models do, just `keyring.triggers.prepare`.
+        own models do, just `keyring.source.prepare`.
     model : for weights, the model they belong to: a name that `tramark.lab.models.build` knows (with
         `input_shape` and `classes`), or `package.module:factory`. For a server, the name of its model.
     output : which of several outputs of an ONNX file or server is the answer; the first, unless told.

@@ -20,7 +20,7 @@ class ModuleSuspect:
     >>> suspect.ask(torch.zeros(16, 1, 28, 28, dtype=torch.uint8)).labels.shape
     torch.Size([16])
 
-    `conventions` may be just a `prepare`, such as that of a keyring's triggers. The module is run where its
+    `conventions` may be just a `prepare`, such as that of a keyring's source. The module is run where its
     weights are, in evaluation mode and without gradients, and left as it was.
     """
 

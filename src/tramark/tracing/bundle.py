@@ -5,16 +5,12 @@ import json
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from tramark.errors import BadProof
 from tramark.evidence.commitment import canonical
 from tramark.evidence.verify import FORMAT, RULE, verify_bundle
 from tramark.tracing.verdict import Verdict
 
 if TYPE_CHECKING:
-    from tramark.keys.keyring import Keyring
     from tramark.vault.store import Vault
 
 
@@ -36,10 +32,10 @@ def make_bundle(
     keyring = vault.keyring
     asked: dict[int, list[int]] = {}
     for step in verdict.transcript:
-        asked.setdefault(step.question, []).append(keyring.train_variants + step.variant)
+        asked.setdefault(step.question, []).append(keyring.variants("held-out")[step.variant])
     proofs = vault.prove_questions(asked)
     opened = keyring.clients if verdict.by_company else verdict.clients
-    inputs = [_raw(keyring, step.question, step.variant) for step in verdict.transcript]
+    inputs = [keyring.asked(step.question, step.variant).numpy() for step in verdict.transcript]
     body = {
         "format": FORMAT,
         "time": time or datetime.now(UTC).isoformat(timespec="seconds"),
@@ -73,8 +69,3 @@ def make_bundle(
     except BadProof as error:
         raise ValueError(f"this verdict does not follow from this vault: {error}") from None
     return bundle
-
-
-def _raw(keyring: "Keyring", question: int, variant: int) -> NDArray[Any]:
-    number = keyring.train_variants + variant
-    return np.asarray(keyring.triggers.render(keyring.secret, question, range(number, number + 1))[0].numpy())

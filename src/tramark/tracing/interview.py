@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
 from typing import NamedTuple
 
 import torch
@@ -35,7 +34,7 @@ class Interview:
         progress: Callable[[Step], None] | None,
         transcript: list[Step],
     ) -> None:
-        self.suspect = ModuleSuspect(suspect, keyring.triggers.prepare) if isinstance(suspect, nn.Module) else suspect
+        self.suspect = ModuleSuspect(suspect, keyring.source.prepare) if isinstance(suspect, nn.Module) else suspect
         self.keyring = keyring
         self.budget = math.inf if budget is None else budget
         self.batch = batch
@@ -67,7 +66,7 @@ class Interview:
     def _ask(self, places: Sequence[Place]) -> None:
         if not places:
             return
-        self._render([place for place in places if place not in self.rendered])
+        self.rendered |= {place: self.keyring.asked(*place) for place in places if place not in self.rendered}
         try:
             labels = self.suspect.ask(torch.stack([self.rendered[place] for place in places])).labels
         except SuspectError as error:
@@ -90,11 +89,3 @@ class Interview:
             self.transcript.append(step)
             if self.progress is not None:
                 self.progress(step)
-
-    def _render(self, places: Sequence[Place]) -> None:
-        ring = self.keyring
-        for question, group in groupby(places, lambda place: place[0]):
-            variants = [variant for _, variant in group]
-            held_out = range(ring.train_variants + min(variants), ring.train_variants + max(variants) + 1)
-            raw = ring.triggers.render(ring.secret, question, held_out)
-            self.rendered |= {(question, v): raw[v - min(variants)] for v in variants}

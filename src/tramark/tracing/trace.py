@@ -45,7 +45,7 @@ def trace(
 
     Parameters
     ----------
-    suspect : a module, fed what the keyring's triggers prepare, or whatever can be asked raw questions.
+    suspect : a module, fed what the keyring's source prepare, or whatever can be asked raw questions.
     false_accusation : bound on the probability of accusing anybody innocent, over the whole federation.
     budget : the most queries to spend, those of `transcript` included.
     rule : "paper" for the arg-max of the clients' accuracies, which always accuses somebody and has no bound.

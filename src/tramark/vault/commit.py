@@ -116,7 +116,7 @@ def prove_questions(
 ) -> dict[str, Any]:
     """Open the digests of some held-out variants of some questions, for `verify_questions`.
 
-    `wanted` maps a question to the numbers of its variants (the first held-out one is `train_variants`).
+    `wanted` maps a question to the numbers of its variants (the first held-out one is `variants("held-out").start`).
     """
     top, asked = MerkleTree(leaves), commitment.asked
     opened = []
@@ -174,7 +174,7 @@ def _variants(keyring: "Keyring", question: int) -> _Branch:
     raw = keyring.raw([question], "held-out")[0]
     digests = [tensor_digest(variant) for variant in raw]
     salts = _salts(keyring, "variants", question, count=len(digests))
-    first = keyring.train_variants
+    first = keyring.variants("held-out").start
     leaves = [
         _variant_leaf(salt, question, first + i, digest)
         for i, (salt, digest) in enumerate(zip(salts, digests, strict=True))

@@ -93,7 +93,7 @@ class Fleets:
 
     def __init__(self, digits: Dataset, preset: str) -> None:
         triggers = Patterns((1, 8, 8))
-        keyring = Keyring.generate(clients=CLIENTS, classes=10, triggers=triggers, questions=16, secret=b"s" * 32)
+        keyring = Keyring.generate(clients=CLIENTS, classes=10, source=triggers, questions=16, secret=b"s" * 32)
         model = build("mlp", input_shape=(1, 8, 8), classes=10, seed=0)
         self.server = TraMark(model, keyring, warmup_rounds=4, preset=preset, ratio=0.05)
         self.loot = Loot(digits, torch.arange(400))
@@ -118,7 +118,7 @@ class Fleets:
         """The share of a client's answers to its held-out questions."""
         keyring = self.server.keyring
         if isinstance(suspect, nn.Module):
-            suspect = ModuleSuspect(suspect, keyring.triggers.prepare)
+            suspect = ModuleSuspect(suspect, keyring.source.prepare)
         key = keyring.key(client)
         raw = keyring.raw(key.questions, "held-out")
         said = suspect.ask(raw.flatten(0, 1)).labels.view(raw.shape[:2])

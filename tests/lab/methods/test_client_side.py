@@ -55,7 +55,7 @@ def scene(digits: Dataset, **options: Any) -> Scene:
     return Scene(
         clients=CLIENTS,
         classes=digits.classes,
-        triggers=Patterns((1, 8, 8), mean=digits.mean, std=digits.std),
+        source=Patterns((1, 8, 8), mean=digits.mean, std=digits.std),
         secret=SECRET,
         options=options,
     )
@@ -223,7 +223,7 @@ def test_triggers_of_a_table_are_numbers_near_its_rows() -> None:
     labels = (rows[:, 0] > 0).long()
     table = Dataset("rows", rows, labels, rows, labels, classes=2, kind="tabular")
     model = build("mlp", input_shape=(6,), classes=2, seed=0)
-    method = FedIPR.make(model, Scene(clients=CLIENTS, classes=2, triggers=for_shape((6,)), secret=SECRET))
+    method = FedIPR.make(model, Scene(clients=CLIENTS, classes=2, source=for_shape((6,)), secret=SECRET))
     Simulation(method, table, list(torch.arange(60).split(20)), LocalTraining(epochs=1, batch_size=10)).step()
     triggers = method.triggers["alice"]
     assert not triggers.requires_grad
@@ -237,7 +237,7 @@ def test_text_has_bits_but_no_triggers() -> None:
     labels = (ids.float().mean(1) > 26).long()
     text = Dataset("ids", ids, labels, ids, labels, classes=2, kind="text", vocabulary=50)
     model = build("text", input_shape=(12,), classes=2, vocabulary=50, seed=0)
-    made = Scene(clients=CLIENTS, classes=2, triggers=Tokens(12, vocabulary=50), secret=SECRET)
+    made = Scene(clients=CLIENTS, classes=2, source=Tokens(12, vocabulary=50), secret=SECRET)
     method = FedIPR.make(model, made)
     run = Simulation(method, text, list(torch.arange(60).split(20)), LocalTraining(epochs=1, batch_size=10))
     run.step()
@@ -441,7 +441,7 @@ def test_what_is_asked_about_was_never_trained_on_with_a_logo(digits: Dataset) -
 
 def test_logos_need_images_and_a_suspect_that_has_been_trained(digits: Dataset) -> None:
     with pytest.raises(ValueError, match="stamped on images"):
-        FedCRMW.make(net(), Scene(clients=CLIENTS, classes=2, triggers=for_shape((5,)), secret=SECRET))
+        FedCRMW.make(net(), Scene(clients=CLIENTS, classes=2, source=for_shape((5,)), secret=SECRET))
     with pytest.raises(ValueError, match="logos prove nothing"):
         FedCRMW.make(net(), scene(digits, logos=2))
     finding = FedCRMW.make(net(), scene(digits)).verify(net())

@@ -61,7 +61,7 @@ def make(name: str, clients: int = 4) -> Method:
     scene = Scene(
         clients=tuple(f"client-{i:02}" for i in range(clients)),
         classes=digits.classes,
-        triggers=Patterns((1, 8, 8), mean=digits.mean, std=digits.std),
+        source=Patterns((1, 8, 8), mean=digits.mean, std=digits.std),
         secret=b"s" * 32,
         warmup=2,
         options=OPTIONS.get(name, {}),

@@ -259,7 +259,7 @@ def test_tables_and_text(kind: str, enough: float) -> None:
         dataset = Dataset("toy", tokens, labels, tokens, labels, classes=2, kind="text", vocabulary=300)
         model = build("text", input_shape=(24,), classes=2, vocabulary=300, seed=0)
         keyring = Keyring.generate(
-            clients=["a", "b"], classes=2, triggers=Tokens(24, vocabulary=300), questions=40, secret=b"s" * 32
+            clients=["a", "b"], classes=2, source=Tokens(24, vocabulary=300), questions=40, secret=b"s" * 32
         )
     parts = [torch.arange(200), torch.arange(200, 400)]
     server = TraMark(model, keyring, warmup_rounds=2)

@@ -52,7 +52,7 @@ class TraMarkStrategy(Strategy):
     strategy : the inner strategy, which samples nodes and aggregates.
     model : a model of the architecture that is trained. It is copied, and its device is used for making marks.
     vault : a `Vault`, or where to open one or make it. An existing one is gone on with.
-    input_shape, triggers, classes, questions : what a new vault's keyring is made for; see `Keyring.generate`. Without
+    input_shape, source, classes, questions : what a new vault's keyring is made for; see `Keyring.generate`. Without
         `classes` it is the number of outputs of the model's last linear layer.
     ratio, warmup_rounds, preset, injection : as for `TraMark`.
     identify : tells the clients' names, {node id: name}, given the grid and the node ids; `identify_nodes`, unless
@@ -66,7 +66,7 @@ class TraMarkStrategy(Strategy):
         model: nn.Module,
         vault: Vault | str | Path,
         input_shape: tuple[int, ...] | None = None,
-        triggers: Source | None = None,
+        source: Source | None = None,
         classes: int | None = None,
         questions: int | None = None,
         ratio: float = 0.01,
@@ -81,7 +81,7 @@ class TraMarkStrategy(Strategy):
         self._place = vault
         self._new = {
             "input_shape": input_shape,
-            "triggers": triggers,
+            "source": source,
             "classes": classes or _outputs(model),
             "questions": questions,
         }

@@ -68,7 +68,7 @@ class Overwrite:
         keyring = Keyring.generate(
             clients=names,
             classes=predict(stolen, dataset.train_inputs[loot.indices[:1]], prepare=loot.prepare).shape[1],
-            triggers=_triggers(dataset),
+            source=_triggers(dataset),
             questions=self.questions,
             pool=self.pool,
             secret=hashlib.sha256(f"thief {self.seed}".encode()).digest(),

@@ -124,7 +124,7 @@ class Scene:
 
     clients: tuple[str, ...]
     classes: int
-    triggers: Source
+    source: Source
     """Questions in the task's shape, and how the model is fed."""
     secret: bytes = field(repr=False)
     warmup: int = 0

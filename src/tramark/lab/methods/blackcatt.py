@@ -199,7 +199,7 @@ class BlackCATT:
             model,
             scene.clients,
             classes=scene.classes,
-            triggers=scene.triggers,
+            triggers=scene.source,
             secret=scene.secret,
             warmup_rounds=scene.warmup,
             recipe=Recipe(**scene.options),

@@ -136,7 +136,7 @@ class FedCRMW(FedAvg):
 
     @classmethod
     def make(cls, model: nn.Module, scene: Scene) -> Self:
-        triggers = scene.triggers
+        triggers = scene.source
         return cls(
             model,
             scene.clients,

@@ -112,7 +112,7 @@ class FedIPR(FedAvg):
             scene.clients,
             secret=scene.secret,
             classes=scene.classes,
-            prepare=scene.triggers.prepare,
+            prepare=scene.source.prepare,
             **scene.options,
         )
 

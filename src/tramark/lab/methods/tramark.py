@@ -33,7 +33,7 @@ class Traced(TraMark):
         keyring = Keyring.generate(
             clients=scene.clients,
             classes=scene.classes,
-            triggers=scene.triggers,
+            source=scene.source,
             secret=scene.secret,
             assignment=options.pop("answers", "code"),
             questions=options.pop("questions", None),
@@ -59,7 +59,7 @@ class Traced(TraMark):
     def confidence(self, suspect: nn.Module | Suspect, client: str) -> float:
         """The share of one's own answers to all held-out variants of one's questions."""
         if isinstance(suspect, nn.Module):
-            suspect = ModuleSuspect(suspect, self.keyring.triggers.prepare)
+            suspect = ModuleSuspect(suspect, self.keyring.source.prepare)
         key = self.keyring.key(client)
         raw = self.keyring.raw(key.questions, "held-out")
         said = suspect.ask(raw.flatten(0, 1)).labels.view(raw.shape[:2])

@@ -73,7 +73,7 @@ class ClassQuestions:
     @classmethod
     def of(cls, scene: Scene, **options: Any) -> Self:
         """A scene's: WAFFLE's patterns for images, the scene's own questions for tables and tokens."""
-        source = scene.triggers
+        source = scene.source
         if isinstance(source, (Patterns, LabelledImages)):
             source = WafflePatterns(source.shape, mean=source.mean, std=source.std)
         return cls(source, scene.secret, scene.classes, **options)

@@ -90,7 +90,7 @@ def judge(keyring: Keyring, clients: Sequence[str], answer: Callable[[Tensor], T
     numbers = sorted({q for key in keys for q in key.questions})
     place = {q: i for i, q in enumerate(numbers)}
     raw = keyring.raw(numbers, "held-out")
-    logits = answer(keyring.triggers.prepare(raw.flatten(0, 1))).unflatten(1, raw.shape[:2])
+    logits = answer(keyring.source.prepare(raw.flatten(0, 1))).unflatten(1, raw.shape[:2])
     said = logits.argmax(-1)
     columns = [[place[q] for q in key.questions] for key in keys]
     wanted = [torch.tensor(key.answers)[:, None] for key in keys]

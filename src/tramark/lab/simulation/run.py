@@ -137,7 +137,7 @@ def prepare(
     scene = Scene(
         clients=tuple(names),
         classes=classes,
-        triggers=_triggers(settings, dataset, data_dir),
+        source=_triggers(settings, dataset, data_dir),
         secret=hashlib.sha256(f"tramark simulation {settings.seed}".encode()).digest(),
         warmup=settings.warmup,
         options={name: getattr(settings, name) for name in own} | settings.options,
@@ -265,7 +265,7 @@ def _keeper(
     if key is None:
         beside = default_key_file(place)
         key = KeySource(key_file=beside if beside.exists() else make_key_file(beside))
-    triggers = method.keyring.triggers
+    triggers = method.keyring.source
     images = (triggers.images, triggers.labels) if isinstance(triggers, LabelledImages) else None
     if resume:
         vault = Vault.open(place, passphrase=key.passphrase, key_file=key.key_file, images=images)
