@@ -1,8 +1,8 @@
 """What it costs a thief who knows the method to scrub a mark off, and what it costs the task to make that hard.
 
 A federation is warmed up once, unmarked. From there marks are written in several ways: with different numbers of
-questions, nearer to or farther from the clients' data (`ClosedForm.near`, or `ridge`), with more or less regard to
-the outputs at which its gradients pull (`pull_ridge`), and so on for the other parameters of `ClosedForm`; or, with
+questions, nearer to or farther from the clients' data (`ClosedForm.near`), with more or less regard to the outputs at
+which its gradients pull (`PULL_RIDGE`), and so on for other parameters and constants of the closed form; or, with
 `--rates`, trained in the paper's places instead (the smallest weights of each tensor, as in its code), at learning
 rates at which that leaves a mark. With `--marked-rounds` the federation then goes on for so many rounds, as gradient
 steps need. Some clients train their models once more, and then keep of the edited layer only the directions that hold
@@ -39,12 +39,15 @@ from tramark.lab.simulation.checkpoint import warm_start
 from tramark.lab.simulation.client import accuracy
 from tramark.lab.simulation.run import Settings, prepare
 from tramark.lab.simulation.simulator import Simulation
+from tramark.marks import closed_form
 from tramark.marks.closed_form import ClosedForm
 from tramark.marks.gradient import GradientSteps
 
 NETS = {"fashion-mnist": "cnn", "cifar-10": "small-cnn"}
 
-CLOSED_FORM = ("near", "ridge", "pull_ridge", "margin", "spread", "calm", "retouch")
+CLOSED_FORM = ("near", "margin", "retouch")
+CONSTANTS = ("PULL_RIDGE", "SPREAD", "CALM")
+"""Constants of the closed form that this benchmark alone changes."""
 STEPS = ("rate", "passes")
 """What tells one way of each kind from another."""
 
@@ -108,6 +111,8 @@ class Study:
         trained = [self._trained(model, number) for number, model in enumerate(issued)]
         fields = CLOSED_FORM if isinstance(injection, ClosedForm) else STEPS
         common: dict[str, Any] = {"questions": questions} | {name: getattr(injection, name) for name in fields}
+        if isinstance(injection, ClosedForm):
+            common |= {name.lower(): getattr(closed_form, name) for name in CONSTANTS}
         common["ma_issued"] = _mean(map(self.accuracy, issued))
         if isinstance(injection, ClosedForm):
             # With a region of places the base has no weights of its own there to compare with.
@@ -179,10 +184,11 @@ def _ways(options: argparse.Namespace) -> Iterator[ClosedForm | GradientSteps]:
         yield GradientSteps(rate=rate, passes=options.passes, per_tensor=True, batch_size=32)
     if options.rates:
         return
-    # In the order of CLOSED_FORM.
-    lists = options.nears, options.ridges, options.pull_ridges, options.margins, options.spreads, options.calms
-    for values in itertools.product(*lists, options.retouches):
-        yield ClosedForm(**dict(zip(CLOSED_FORM, values, strict=True)))
+    for constants in itertools.product(options.pull_ridges, options.spreads, options.calms):
+        for name, value in zip(CONSTANTS, constants, strict=True):
+            setattr(closed_form, name, value)
+        for values in itertools.product(options.nears, options.margins, options.retouches):
+            yield ClosedForm(**dict(zip(CLOSED_FORM, values, strict=True)))
 
 
 def main() -> None:
@@ -190,12 +196,11 @@ def main() -> None:
     parser.add_argument("--data", choices=NETS, default="fashion-mnist")
     parser.add_argument("--rounds", type=int, default=12, help="of warm-up")
     parser.add_argument("--nears", type=float, nargs="+", default=[ClosedForm.near])
-    parser.add_argument("--ridges", type=float, nargs="+", default=[None], help="instead of what --nears says")
-    parser.add_argument("--pull-ridges", type=float, nargs="+", default=[1.0])
+    parser.add_argument("--pull-ridges", type=float, nargs="+", default=[closed_form.PULL_RIDGE])
     parser.add_argument("--questions", type=int, nargs="+", default=[32])
     parser.add_argument("--margins", type=float, nargs="+", default=[ClosedForm.margin])
-    parser.add_argument("--spreads", type=float, nargs="+", default=[ClosedForm.spread])
-    parser.add_argument("--calms", type=int, nargs="+", default=[ClosedForm.calm])
+    parser.add_argument("--spreads", type=float, nargs="+", default=[closed_form.SPREAD])
+    parser.add_argument("--calms", type=int, nargs="+", default=[closed_form.CALM])
     parser.add_argument("--retouches", type=int, nargs="+", default=[ClosedForm.retouch], help="steps")
     parser.add_argument(
         "--rates", type=float, nargs="+", help="of gradient steps in places, instead of the closed form"

@@ -8,14 +8,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tramark import Keyring, TraMark
+from tramark import CheckpointError, Keyring, TraMark
 from tramark.errors import UpdateError
 from tramark.lab.methods import FedAvg
+from tramark.marks.closed_form import ClosedForm
+from tramark.marks.gradient import GradientSteps
+from tramark.marks.presets import preset_named
 from tramark.vault.commit import state_digest
 from tramark.vault.lock import make_key_file
 from tramark.vault.store import Vault
 
 CLIENTS = ["a", "b", "c"]
+
+
+def marks(preset: str) -> ClosedForm | GradientSteps:
+    return preset_named(preset) if preset == "default" else preset_named(preset, ratio=0.05)
 
 
 def model() -> nn.Module:
@@ -27,7 +34,12 @@ def model() -> nn.Module:
 
 def server(preset: str = "default", warmup: int = 2) -> TraMark:
     keyring = Keyring.generate(clients=CLIENTS, classes=10, input_shape=(1, 8, 8), questions=16, secret=b"s" * 32)
-    return TraMark(model(), keyring, warmup_rounds=warmup, preset=preset, ratio=0.05)
+    return TraMark(
+        model(),
+        keyring,
+        warmup_rounds=warmup,
+        injection=marks(preset),
+    )
 
 
 def trained(state: dict[str, Tensor], seed: int) -> dict[str, Tensor]:
@@ -51,6 +63,7 @@ def test_resuming_is_bitwise(preset: str, stop: int) -> None:
     play(whole, 5)
     play(first, stop)
     second = server(preset)
+    second.keyring = first.keyring
     second.load_state_dict(first.state_dict())
     play(second, 5 - stop)
     for client in CLIENTS:
@@ -138,7 +151,7 @@ def test_a_stream_that_breaks_off_changes_nothing() -> None:
 def test_weights_matter_and_must_be_known() -> None:
     federation = server()
     incoming = {c: trained(s, i) for i, (c, s) in enumerate(federation.dispatch().items())}
-    report = federation.collect(incoming, weights={"a": 3, "b": 1})
+    report = federation.collect(incoming, samples={"a": 3, "b": 1})
     assert report.used == ("a", "b")
     assert report.refused == {"c": "its number of samples is not known"}
     mean = (3 * incoming["a"]["1.weight"].double() + incoming["b"]["1.weight"].double()) / 4
@@ -160,14 +173,16 @@ def test_joining_in_the_middle_and_leaving() -> None:
     assert list(federation.dispatch()) == ["b", "c", "late"]
     play(federation, 1)
     again = server(warmup=1)
+    with pytest.raises(CheckpointError, match="other questions"):
+        again.load_state_dict(federation.state_dict())
+    again = TraMark(model(), federation.keyring, warmup_rounds=1)
     again.load_state_dict(federation.state_dict())
-    assert again.keyring == federation.keyring
+    assert list(again.dispatch()) == ["b", "c", "late"]
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"ratio": 1.0}, "between 0 and 1"),
         ({"warmup_rounds": -1}, "fewer than none"),
         ({"preset": "x"}, "unknown preset"),
     ],
@@ -183,7 +198,12 @@ def test_the_secret_is_not_in_a_checkpoint() -> None:
 
 
 def kept(vault: Vault, preset: str = "default") -> TraMark:
-    return TraMark(model(), warmup_rounds=2, preset=preset, ratio=0.05, vault=vault)
+    return TraMark(
+        model(),
+        warmup_rounds=2,
+        injection=marks(preset),
+        vault=vault,
+    )
 
 
 @pytest.fixture

@@ -76,7 +76,7 @@ def main() -> None:
             jobs = {name: threads.submit(train, outgoing[name], *data[name]) for name in outgoing}
             returned = {name: job.result() for name, job in jobs.items()}
             torch.save(returned[LEAKER], options.out / "leaked.pt")
-            server.collect(returned, weights={name: len(data[name][0]) for name in returned})
+            server.collect(returned, samples={name: len(data[name][0]) for name in returned})
             right = server.base_model()(digits.prepare(digits.test_inputs)).argmax(1) == digits.test_labels
             state = "marked" if server.marked else "warm-up"
             print(f"round {server.round}: accuracy {right.float().mean():.2f}, {state}")

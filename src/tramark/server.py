@@ -5,13 +5,13 @@ aggregates, makes everyone's marks, sampled or not, and dispatches personalised 
 """
 
 import copy
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from tramark.errors import UpdateError
+from tramark.errors import CheckpointError, SettingError, UpdateError
 from tramark.fleet.aggregation import Aggregation
 from tramark.fleet.drift import Drift
 from tramark.fleet.fleet import Fleet, Outgoing
@@ -19,13 +19,16 @@ from tramark.fleet.layout import State
 from tramark.fleet.scratch import device_of
 from tramark.keys.keyring import Keyring
 from tramark.marks.injection import Injection
-from tramark.marks.presets import PRESETS
+from tramark.marks.presets import preset_named
+
+if TYPE_CHECKING:
+    from tramark.vault.store import Vault
 
 Incoming = Mapping[str, State] | Iterable[tuple[str, State]]
 """What clients returned: a mapping, or a stream of (client, state dict) pairs."""
 
 
-Weights = Mapping[str, float] | None
+Samples = Mapping[str, float] | None
 """The clients' numbers of samples; None counts everybody alike."""
 
 
@@ -38,30 +41,14 @@ class RoundReport:
     refused: dict[str, str] = field(default_factory=dict)
 
 
-class Keeper(Protocol):
-    """What keeps a server's secrets and remembers what it issued: a `tramark.vault.Vault`."""
-
-    @property
-    def keyring(self) -> Keyring: ...
-
-    def save(self, keyring: Keyring, state: Mapping[str, Any]) -> None:
-        """Keep a keyring and a server's state, all or nothing."""
-
-    def saved(self) -> dict[str, Any] | None:
-        """The state that was last saved."""
-
-    def issue(self, round: int, models: Mapping[str, State], shared: Collection[str] = ()) -> None:
-        """Log which model goes to whom. `shared` are tensors that are the same for all."""
-
-
-def fold(aggregation: Aggregation, incoming: Incoming, weights: Weights, *, strict: bool) -> dict[str, str]:
-    """Fold a round's updates in one by one; gives whose were refused, and why."""
+def fold(aggregation: Aggregation, incoming: Incoming, samples: Samples, *, strict: bool) -> dict[str, str]:
+    """Fold a round's updates in one by one; returns whose were refused, and why."""
     refused: dict[str, str] = {}
     for client, state in incoming.items() if isinstance(incoming, Mapping) else incoming:
         try:
-            if weights is not None and client not in weights:
+            if samples is not None and client not in samples:
                 raise UpdateError(client, "its number of samples is not known")
-            aggregation.add(client, state, 1.0 if weights is None else float(weights[client]))
+            aggregation.add(client, state, 1.0 if samples is None else float(samples[client]))
         except UpdateError as error:
             if strict:
                 raise
@@ -79,7 +66,7 @@ class TraMark:
     >>> for _ in range(2):
     ...     outgoing = server.dispatch()  # {client: state_dict}
     ...     incoming = dict(outgoing)  # here the clients would train
-    ...     report = server.collect(incoming, weights={"alice": 300, "bob": 100})
+    ...     report = server.collect(incoming, samples={"alice": 300, "bob": 100})
     >>> report
     RoundReport(round=2, used=('alice', 'bob'), refused={})
 
@@ -87,7 +74,6 @@ class TraMark:
     ----------
     model : any `nn.Module` classifier. It is copied, and its device is used for making marks.
     keyring : the clients' keys; by default the vault's.
-    ratio : the region's share k of the weights, for a region of places.
     warmup_rounds : rounds of plain FedAvg before the first marks.
     preset : `default` (marks in closed form), `paper` or `released`.
     injection : another way to make marks, instead of a preset.
@@ -100,26 +86,21 @@ class TraMark:
         model: nn.Module,
         keyring: Keyring | None = None,
         *,
-        ratio: float = 0.01,
         warmup_rounds: int = 25,
         preset: str = "default",
         injection: Injection | None = None,
-        vault: Keeper | None = None,
+        vault: "Vault | None" = None,
     ) -> None:
         if keyring is None:
             if vault is None:
-                raise ValueError("a server needs its clients' keys: give a keyring, or a vault that has one")
+                raise SettingError("a server needs its clients' keys: give a keyring, or a vault that has one")
             keyring = vault.keyring
-        if not 0 < ratio < 1:
-            raise ValueError(f"the region's ratio k must lie between 0 and 1, not {ratio}")
         if warmup_rounds < 0:
-            raise ValueError(f"{warmup_rounds} warm-up rounds: there cannot be fewer than none")
-        if injection is None and preset not in PRESETS:
-            raise ValueError(f"unknown preset {preset!r}: use one of {', '.join(PRESETS)}")
+            raise SettingError(f"{warmup_rounds} warm-up rounds: there cannot be fewer than none")
         self.model = copy.deepcopy(model)
         self.keyring = keyring
         self.warmup_rounds = warmup_rounds
-        self.injection = injection or PRESETS[preset](ratio)
+        self.injection = injection or preset_named(preset)
         self.vault = vault
         self.round = 0
         self._issued: set[str] = set()
@@ -149,16 +130,16 @@ class TraMark:
                 self._issued.update(new)
         return outgoing
 
-    def collect(self, incoming: Incoming, weights: Weights = None, *, strict: bool = False) -> RoundReport:
+    def collect(self, incoming: Incoming, samples: Samples = None, *, strict: bool = False) -> RoundReport:
         """End a round with what clients returned: aggregate, then make everyone's marks anew.
 
-        `incoming` may be a generator of (client, state dict) pairs: each is folded in and let go. `weights` are the
+        `incoming` may be a generator of (client, state dict) pairs: each is folded in and let go. `samples` are the
         clients' numbers of samples (all alike, unless told). An update that cannot be used is refused and named in
         the report; with `strict` it raises `UpdateError`, and the round can be collected again, for nothing has
         changed.
         """
         aggregation = self.begin()
-        refused = fold(aggregation, incoming, weights, strict=strict)
+        refused = fold(aggregation, incoming, samples, strict=strict)
         return replace(self.end(aggregation), refused=refused)
 
     def begin(self) -> Aggregation:
@@ -185,14 +166,12 @@ class TraMark:
     def resume(self) -> bool:
         """Go on from what the vault has; False if it has nothing yet."""
         if self.vault is None:
-            raise ValueError("there is no vault to resume from: TraMark(model, vault=…)")
+            raise SettingError("there is no vault to resume from: TraMark(model, vault=…)")
         state = self.vault.saved()
         if state is None:
             return False
+        self.keyring = self.vault.keyring
         self.load_state_dict(state)
-        # Meanwhile clients may have been let in or out by another hand.
-        keyring = self.vault.keyring
-        self._follow(replace(self.keyring, clients=keyring.clients, departed=keyring.departed))
         self._saved = True
         return True
 
@@ -212,7 +191,7 @@ class TraMark:
     def rebase(self, base: State) -> None:
         """Take up another base between two rounds, and make everyone's marks for it."""
         if problem := self.fleet.layout.problem(base):
-            raise ValueError(f"this is not a base for this federation: {problem}")
+            raise SettingError(f"this is not a base for this federation: {problem}")
         self.fleet.rebase(base)
         if self.marked:
             self.mark()
@@ -227,30 +206,30 @@ class TraMark:
         return self._with(self.fleet.state())
 
     def state_dict(self) -> dict[str, Any]:
-        """All that is needed to go on later, but the keyring's secret."""
+        """All that is needed to go on later but the keyring, which its owner keeps: the vault, or else the user."""
         return {
             "round": self.round,
             "clients": list(self.fleet.clients),
-            "everyone": list(self.keyring.clients),
-            "departed": sorted(self.keyring.departed),
-            "chosen": list(self.keyring.chosen),
-            "retouched": {"pictures": self.keyring.pictures} if self.keyring.retouched else {},
+            "keyring": self.keyring.fingerprint,
             "fleet": self.fleet.state_dict(),
             "drift": self.drift.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from where `state_dict` was taken. The server must have been made with the same model and secret."""
+        """Go on from where `state_dict` was taken.
+
+        The server must have been made with the same model, and with the keyring as it was then or with clients that
+        have joined or left since.
+        """
+        if state.get("keyring", self.keyring.fingerprint) != self.keyring.fingerprint:
+            raise CheckpointError(
+                "these marks were made with another keyring, or with other questions of it: keep the server's keyring "
+                "with its state, and give both back, or use a vault"
+            )
         self.fleet.load_state_dict(state["fleet"], state["clients"])
         self.drift.load_state_dict(state["drift"])
-        self.keyring = replace(
-            self.keyring,
-            clients=tuple(state["everyone"]),
-            departed=frozenset(state["departed"]),
-        )
-        if state["chosen"]:
-            self.keyring = self.keyring.choose(state["chosen"], state.get("retouched", {}).get("pictures"))
         self.round = int(state["round"])
+        self._follow(self.keyring)
 
     def mark(self) -> None:
         """Make everyone's marks now; the first time, choose the region and the questions. `collect` does it."""

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from tramark.errors import UpdateError
 from tramark.fleet.layout import State
-from tramark.fleet.region import Places
 
 if TYPE_CHECKING:
     from tramark.fleet.fleet import Fleet
@@ -77,15 +76,13 @@ class Aggregation:
             update = fleet.update(client, name, state[name], out=self._room.get(name))
             for some, moved in zip(_pieces(slot.of(self._sum)), _pieces(update), strict=True):
                 some.add_(moved, alpha=weight)
-            if isinstance(fleet.region, Places):
-                inside, places = fleet.region.inside(slot)
-                own[inside] += update.view(-1)[places]
+            if fleet.region is not None:
+                fleet.region.absorb(slot, own, update)
             if self.observer is not None and name in self.observer.layers:
                 seen[name] = update
         for name, total in self._buffers.items():
             total.add_(_difference(state[name].cpu(), fleet.buffers[name]), alpha=weight)
-        if isinstance(fleet.region, Places):
-            self._marks[row] = own
+        self._marks[row] = own
         self.taken[client] = weight
         if self.observer is not None:
             self.observer.observe(seen)

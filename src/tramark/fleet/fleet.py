@@ -26,6 +26,7 @@ from tramark.fleet.region import Region, load_region
 class Fleet:
     """Base, region and marks of a federation.
 
+    >>> from tramark.fleet.region import Places
     >>> fleet = Fleet(nn.Linear(3, 2), clients=["alice", "bob"])
     >>> fleet.settle(Places(torch.tensor([0, 4])), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     >>> fleet.state("bob")["weight"][0, 0]

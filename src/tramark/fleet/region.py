@@ -6,13 +6,13 @@ leaves. `Places` is the paper's region, a set of indices. `Subspace` is a set of
 linear layers: there M_w is the projector Q Qᵀ and M_m its complement.
 """
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from tramark.errors import SettingError
 from tramark.fleet.layout import Layout, Slot
 
 
@@ -31,6 +31,9 @@ class Region(Protocol):
 
     def put_in(self, slot: Slot, tensor: Tensor, mark: Tensor, own: Tensor) -> None:
         """Write the part of a mark that lies in one tensor into that tensor, in place; `own` is what it held before."""
+
+    def absorb(self, slot: Slot, mark: Tensor, update: Tensor) -> None:
+        """Take a client's update of one tensor up into its mark, in place, as far as marks of this kind live on."""
 
     def tensors(self, layout: Layout) -> set[str]:
         """The names of the tensors that a mark can change."""
@@ -63,6 +66,10 @@ class Places:
     def put_in(self, slot: Slot, tensor: Tensor, mark: Tensor, own: Tensor) -> None:
         some, places = self.inside(slot)
         tensor.view(-1)[places] = mark[some].to(tensor.dtype)
+
+    def absorb(self, slot: Slot, mark: Tensor, update: Tensor) -> None:
+        inside, places = self.inside(slot)
+        mark[inside] += update.view(-1)[places]
 
     def inside(self, slot: Slot) -> tuple[slice, Tensor]:
         """Which part of a mark lies in a tensor, and at which of its places."""
@@ -118,6 +125,9 @@ class Subspace:
             if part.slot == slot:
                 tensor.view(len(tensor), -1).addmm_(piece, part.basis.T)
 
+    def absorb(self, slot: Slot, mark: Tensor, update: Tensor) -> None:
+        """Nothing: these marks are written anew each round."""
+
     def split(self, mark: Tensor) -> list[Tensor]:
         """A mark (or a matrix of marks) layer by layer: … × out × q."""
         sizes = [out * rank for out, rank in (part.shape for part in self.parts)]
@@ -143,30 +153,23 @@ def load_region(state: dict[str, Tensor], layout: Layout) -> Region:
     return Subspace(tuple(Directions(by_start[int(state[f"start.{i}"])], state[f"basis.{i}"]) for i in range(count)))
 
 
-def smallest_weights(
-    weights: Tensor, layout: Layout, ratio: float, *, per_tensor: bool = False, within: Collection[str] | None = None
-) -> Places:
+def smallest_weights(weights: Tensor, layout: Layout, ratio: float, *, per_tensor: bool = False) -> Places:
     """The ⌊ratio·d⌋ weights of smallest magnitude: over the whole model (the paper's text), or of each tensor.
 
     Ties go to the earlier place, so that the region is the same on every machine. Per tensor, each gets its share of
-    the exact total, in the order of their remainders. `within` names the tensors that may be chosen from, all unless
-    told; the total stays.
+    the exact total, in the order of their remainders.
     """
     if not 0 < ratio < 1:
-        raise ValueError(f"the region's ratio k must lie between 0 and 1, not {ratio}")
+        raise SettingError(f"the region's ratio k must lie between 0 and 1, not {ratio}")
     total = int(ratio * layout.size + 1e-9)
     if total < 1:
-        raise ValueError(
+        raise SettingError(
             f"a ratio of {ratio} of {layout.size} weights leaves no place for a mark: take {1 / layout.size:.2g}"
         )
-    slots = [slot for name, slot in layout.tensors.items() if within is None or name in within]
-    available = sum(slot.shape.numel() for slot in slots)
-    if total > available:
-        raise ValueError(f"a ratio of {ratio} takes {total} weights, but there are {available} to choose from")
     if not per_tensor:
-        places = torch.cat([torch.arange(slot.start, slot.stop) for slot in slots])
-        return Places(places[_smallest(weights[places], total)])
-    shares = [ratio * slot.shape.numel() * layout.size / available for slot in slots]
+        return Places(_smallest(weights, total))
+    slots = list(layout.tensors.values())
+    shares = [ratio * slot.shape.numel() for slot in slots]
     counts = [int(share) for share in shares]
     for i in sorted(range(len(slots)), key=lambda i: counts[i] - shares[i])[: total - sum(counts)]:
         counts[i] += 1

@@ -1,4 +1,7 @@
-"""fleet.scratch"""
+"""Run a model without leaving traces: its mode, its device, and a fleet's weights in it for a while."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -6,29 +9,42 @@ from torch import Tensor, nn
 from tramark.fleet.fleet import Fleet
 
 
-class loaded:  # noqa: N801 - reads as a phrase: with loaded(model, fleet)
-    """A scratch model with the fleet's base (or other weights) in it, in evaluation mode while it lasts."""
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode within the block; after it each module is in the mode it was in.
 
-    def __init__(self, model: nn.Module, fleet: Fleet, weights: Tensor | None = None) -> None:
-        self._model, self._fleet = model, fleet
-        self._weights = fleet.base if weights is None else weights
+    >>> model = nn.Sequential(nn.Linear(2, 2), nn.Dropout()).train()
+    >>> with evaluating(model):
+    ...     print(model.training, model[1].training)
+    False False
+    >>> model[1].training
+    True
+    """
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
 
-    def __enter__(self) -> nn.Module:
-        self._was_training = self._model.training
-        self._model.eval()
-        load_weights(self._model, self._fleet, self._weights)
-        return self._model
 
-    def __exit__(self, *_: object) -> None:
-        self._model.train(self._was_training)
+@contextmanager
+def loaded(model: nn.Module, fleet: Fleet, weights: Tensor | None = None) -> Iterator[nn.Module]:
+    """A scratch model with the fleet's base, or other flat weights, loaded into it, in evaluation mode."""
+    load_weights(model, fleet, fleet.base if weights is None else weights)
+    with evaluating(model):
+        yield model
 
 
 def device_of(model: nn.Module) -> torch.device:
+    """The device of a model's weights."""
     return next(model.parameters()).device
 
 
 @torch.no_grad()
 def load_weights(model: nn.Module, fleet: Fleet, weights: Tensor) -> None:
+    """Copy a flat vector of weights, and the fleet's buffers, into a model."""
     parameters = dict(model.named_parameters())
     state = model.state_dict()
     for name, slot in fleet.layout.tensors.items():

@@ -9,6 +9,8 @@ A keyring is a value: joining, leaving and choosing questions return a new one. 
 numbers; questions and codewords are derived from them whenever they are asked for.
 """
 
+import hashlib
+import json
 import math
 import secrets
 from collections import Counter
@@ -243,6 +245,12 @@ class Keyring:
         raw = self.raw(key.questions, part)
         prepared = self.source.prepare(raw.flatten(0, 1))
         return prepared.view(*raw.shape[:2], *prepared.shape[1:])
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of all but the clients: two keyrings with the same one ask and expect the same of every client."""
+        kept = {name: value for name, value in self.to_dict().items() if name not in ("clients", "departed")}
+        return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, secret included, as plain values. For a vault, never for a log."""

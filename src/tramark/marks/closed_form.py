@@ -1,4 +1,19 @@
-"""marks.closed_form"""
+"""Marks in closed form, in a subspace: ours, the default.
+
+Let K (in × N) hold a linear layer's inputs for all variants of the m questions, E (m × N) say which column belongs to
+which question, and M be the second moment of the layer's inputs on the clients' data, as their updates reveal it. The
+edit
+
+    D_i = R_i Bᵀ ,   B = (K Kᵀ + λ M)⁻¹ K Eᵀ  =  M⁻¹K (Kᵀ M⁻¹ K + λ I)⁻¹ Eᵀ
+
+changes the layer's answer to question q by column q of R_i while changing its answers on the clients' data least. B is
+the same for all clients. R_i (out × m) is the smallest change that gives client i's answers by a margin, found by a
+short search through the layers behind. A change counts as small if the clients' gradients hardly pull at the layer's
+outputs in its direction. So the task hardly feels an edit, and hardly any gradient runs back through it. The directions
+of B span the region; no inverse is ever formed.
+
+Everything runs in evaluation mode: neither dropout nor the questions' batch statistics reach the model.
+"""
 
 import math
 from dataclasses import dataclass
@@ -6,6 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from tramark.errors import SettingError
 from tramark.fleet.drift import Drift
 from tramark.fleet.fleet import Fleet
 from tramark.fleet.moments import Moment
@@ -20,6 +36,21 @@ from tramark.marks.retouch import retouch
 from tramark.marks.search import AnswerSheet, Search
 from tramark.marks.split import split
 
+CALM = 8
+"""Keep the 1/CALM of the candidate questions on which the base is least confident: an opinion of the base must be
+overcome for every answer, so less of it is less to write."""
+
+RESIDUAL = 0.1
+"""λ is the largest at which variants that were left out still get 1 − RESIDUAL of the change asked for."""
+
+PULL_RIDGE = 1.0
+"""Added to G, the second moment of the gradients at the layer's outputs, whose eigenvalues have mean 1. The smaller it
+is, the less marks lie where the task's gradients pull."""
+
+SPREAD = 1.0
+"""How far apart the logits of the other labels may lie (code answers). Level ones say nothing in an average of several
+clients' models, so that it must answer as one of the colluders does."""
+
 
 @dataclass(frozen=True)
 class ClosedForm:
@@ -29,50 +60,31 @@ class ClosedForm:
     ----------
     layer_names : linear layers or convolutions to write into; by default the last hidden linear one or, if there is
         none, the last convolution.
-    margin : by how much the wanted label's logit must beat every other. In a layer that is too small to bear it, less:
-        it comes down, to a quarter at least, until it can be reached and the `Brake` lets it pass.
-    spread : how far apart the logits of the other labels may lie (code answers). Level ones have nothing to say of
-        their own in an average of several clients' models, so that it answers as one of the colluders must.
-    residual : λ is the largest at which variants that were left out still get 1 − residual of the change asked for.
-    near : how near to the clients' data marks are written: M's ridge takes this share of the energy of the layer's
-        inputs away. The larger, the harder marks are to scrub off, and the more the task feels them. So much for ten
-        labels or more; for fewer, r of them, (r - 1) / 9 of it.
-    ridge : that ridge itself, instead; M's eigenvalues have mean 1.
-    pull_ridge : what is added to G, the second moment of the gradients at the layer's outputs, whose eigenvalues have
-        mean 1, too. The smaller, the less marks lie where the task's gradients pull.
-    calm : one in so many candidate questions is considered: those of which the base has least of an opinion. It has to
-        be overcome for every answer, so less of it is less to write, and more is left when some of that is gone.
-    retouch : so many steps are taken to retouch the chosen questions for the base, if they are pictures that can be.
-    steps : at most so many steps of the search.
-    batch : about so many numbers of the layer's output are held at a time.
+    margin : how far the wanted label's logit must lead every other. Where a layer cannot bear that, the margin comes
+        down, to a quarter at least, until it can be reached and the `Brake` lets it pass.
+    near : how near to the clients' data marks are written: M's ridge takes away this share of the energy of the
+        layer's inputs. The larger, the harder marks are to scrub off, and the more the task feels them. Scaled by
+        (r - 1) / 9 for r < 10 labels.
+    retouch : steps to retouch the chosen questions for the base, if they are pictures that can be retouched.
     """
 
     layer_names: tuple[str, ...] = ()
     margin: float = 8.0
-    spread: float = 1.0
-    residual: float = 0.1
     near: float = 0.1
-    ridge: float | None = None
-    pull_ridge: float = 1.0
-    calm: int = 8
     retouch: int = 60
-    steps: int = 100
-    batch: int = 2**21
 
     def __post_init__(self) -> None:
         if not 0 < self.near < 1:
-            raise ValueError(f"near is a share of the data's energy, between 0 and 1, not {self.near}")
-        if self.calm < 1:
-            raise ValueError(f"one in {self.calm} questions cannot be considered: calm is 1 (all of them) or more")
+            raise SettingError(f"near is a share of the data's energy, between 0 and 1, not {self.near}")
         if self.retouch < 0:
-            raise ValueError(f"{self.retouch} steps to retouch questions: there cannot be fewer than none")
+            raise SettingError(f"{self.retouch} steps to retouch questions: there cannot be fewer than none")
 
     def layers(self, model: nn.Module) -> tuple[str, ...]:
         known = editable_layers(model)
         names = self.layer_names or known[:1]
         for name in names:
             if name not in known:
-                raise ValueError(f"no layer {name!r} to write marks into; this model has {', '.join(known)}")
+                raise SettingError(f"no layer {name!r} to write marks into; this model has {', '.join(known)}")
         return tuple(name for name, _ in model.named_modules() if name in names)
 
     def begin(self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift) -> Keyring:
@@ -87,7 +99,7 @@ class ClosedForm:
                 features.append(fewer_positions(run.layer_inputs, 1).flatten(1))
                 logits = run.after(run.layer_outputs)
                 opinions.append(logits.amax(1) - logits.mean(1))
-        calm = torch.cat(opinions).argsort()[: max(keyring.pool // self.calm, 2 * keyring.questions)]
+        calm = torch.cat(opinions).argsort()[: max(keyring.pool // CALM, 2 * keyring.questions)]
         moment = drift.moment(f"{layer}.weight")
         ridge = self._ridge(moment, keyring.classes)
         picks = tell_apart(torch.cat(features)[calm], moment, ridge, keyring.questions)
@@ -107,18 +119,18 @@ class ClosedForm:
         with loaded(model, fleet):
             run = split(model, layers[0], sheet.inputs)
             if not torch.isfinite(run.layer_inputs).all():
-                raise ValueError("the base model answers its questions with NaN or infinity: training has diverged")
+                raise SettingError("the base model answers its questions with NaN or infinity: training has diverged")
             edits, brakes, pulls = [], [], []
             for layer in layers:
                 own = run if layer == layers[0] else split(model, layer, sheet.inputs)
                 moment, weight = drift.moment(f"{layer}.weight"), model.get_parameter(f"{layer}.weight").detach()
                 ridge = self._ridge(moment, keyring.classes)
-                edits.append(write_directions(own.layer_inputs, sheet.owner, moment, ridge, self.residual))
-                pulls.append(drift.pull(f"{layer}.weight", self.pull_ridge))
+                edits.append(write_directions(own.layer_inputs, sheet.owner, moment, ridge, RESIDUAL))
+                pulls.append(drift.pull(f"{layer}.weight", PULL_RIDGE))
                 brakes.append(Brake.of(weight.flatten(1), edits[-1], pulls[-1], own.around()))
-            # Who has a question alone is in nobody's company.
-            spread = self.spread if keyring.assignment == "code" else math.inf
-            search = Search(model, layers, run, edits, pulls, sheet, self.steps, self.batch, spread)
+            # With label answers no two clients share a question, so labels need not be levelled.
+            spread = SPREAD if keyring.assignment == "code" else math.inf
+            search = Search(model, layers, run, edits, pulls, sheet, spread)
             region = Subspace(
                 tuple(
                     Directions(fleet.layout.slots[f"{layer}.weight"], brake.basis.to("cpu", fleet.base.dtype))
@@ -134,4 +146,4 @@ class ClosedForm:
 
     def _ridge(self, moment: Moment, classes: int) -> float:
         """Few labels leave marks fewer outputs to answer by, and each of them is felt the more."""
-        return moment.ridge(self.near * min(1.0, (classes - 1) / 9)) if self.ridge is None else self.ridge
+        return moment.ridge(self.near * min(1.0, (classes - 1) / 9))

@@ -27,6 +27,12 @@ NEARLY = 0.1
 """What share of the margin may be lacking where the search ends like that."""
 
 
+STEPS = 100
+"""At most so many steps of a search."""
+
+BATCH = 2**21
+"""About so many numbers of the first layer's output are held at a time."""
+
 Found = tuple[list[Tensor], bool]
 """Changes of layers' answers, and whether they are what was sought."""
 
@@ -73,10 +79,6 @@ class Search:
     pulls: Sequence[Pull]
     """How the clients' data pulls at each layer's outputs: changes are small where it pulls hard."""
     sheet: "AnswerSheet"
-    steps: int
-    """At most so many."""
-    batch: int
-    """About so many numbers of the first layer's output at a time."""
     spread: float
     """How far apart the logits of labels that are not wanted may lie."""
     tolerance: float = 0.02
@@ -109,7 +111,7 @@ class Search:
             margin, done = less, 0
 
     def _pieces(self) -> list[slice]:
-        count, size = len(self.sheet.answers), max(1, self.batch // self.run.load)
+        count, size = len(self.sheet.answers), max(1, BATCH // self.run.load)
         return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
     def _coarse(self) -> "Search":
@@ -139,7 +141,7 @@ class Search:
         before = torch.full((clients, questions), torch.inf, device=wanted.device)
         pace = torch.ones(clients, questions, device=wanted.device)
         reached, stalled, waited = math.inf, 0, 0
-        for _ in range(self.steps):
+        for _ in range(STEPS):
             changes = [change.detach().requires_grad_() for change in changes]
             logits = self._answer(changes)
             short, others = _short(logits, labels, margin)

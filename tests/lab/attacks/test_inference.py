@@ -37,7 +37,10 @@ from tramark.lab.attacks.transforms import Transform
 from tramark.lab.data import Dataset
 from tramark.lab.models import build
 from tramark.lab.simulation.client import LocalTraining, accuracy, predict
+from tramark.marks.closed_form import ClosedForm
+from tramark.marks.gradient import GradientSteps
 from tramark.marks.layers import editable_layers, linear_layers
+from tramark.marks.presets import preset_named
 from tramark.suspects.base import Suspect
 from tramark.suspects.module import ModuleSuspect
 
@@ -49,6 +52,10 @@ ANSWERING = {
     for name, make in ATTACKS.items()
     if getattr(make, "func", make).__module__.removeprefix("tramark.lab.attacks.") in FILES
 }
+
+
+def marks(preset: str) -> ClosedForm | GradientSteps:
+    return preset_named(preset) if preset == "default" else preset_named(preset, ratio=0.05)
 
 
 def tiny_cnn() -> nn.Module:
@@ -95,7 +102,12 @@ class Fleets:
         triggers = Patterns((1, 8, 8))
         keyring = Keyring.generate(clients=CLIENTS, classes=10, source=triggers, questions=16, secret=b"s" * 32)
         model = build("mlp", input_shape=(1, 8, 8), classes=10, seed=0)
-        self.server = TraMark(model, keyring, warmup_rounds=4, preset=preset, ratio=0.05)
+        self.server = TraMark(
+            model,
+            keyring,
+            warmup_rounds=4,
+            injection=marks(preset),
+        )
         self.loot = Loot(digits, torch.arange(400))
         training = LocalTraining(epochs=3, batch_size=32, lr=0.05)
         for turn in range(4):

@@ -261,7 +261,7 @@ def test_everybody_takes_up_the_mean_update_and_keeps_its_mark() -> None:
         client: {name: tensor + 0.1 * i for name, tensor in state.items()}
         for i, (client, state) in enumerate(method.dispatch(CLIENTS[:3]).items())
     }
-    report = method.collect(incoming, weights={"client-0": 1.0, "client-1": 1.0, "client-2": 2.0})
+    report = method.collect(incoming, samples={"client-0": 1.0, "client-1": 1.0, "client-2": 2.0})
     assert report.used == CLIENTS[:3]
     mean = (0 + 0.1 + 2 * 0.2) / 4
     torch.testing.assert_close(method.fleet.base, base + mean)

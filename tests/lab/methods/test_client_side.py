@@ -316,7 +316,7 @@ def test_robwe_leaves_out_who_does_not_embed(digits: Dataset) -> None:
     assert min(method.slice_accuracy(incoming[client], client) for client in ("alice", "bob")) > 0.85
     assert method.slice_accuracy(incoming["carol"], "carol") < 0.7
     before = {client: method.fleet.state(client)["7.weight"] for client in CLIENTS}
-    report = method.collect(iter(incoming.items()), weights=dict.fromkeys(CLIENTS, 1.0))
+    report = method.collect(iter(incoming.items()), samples=dict.fromkeys(CLIENTS, 1.0))
     assert report.used == ("alice", "bob")
     assert "of its bits right" in report.refused["carol"]
     mean = (incoming["alice"]["1.weight"] + incoming["bob"]["1.weight"]) / 2

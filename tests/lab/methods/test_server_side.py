@@ -252,7 +252,7 @@ def test_a_round_is_the_average_then_a_projected_step_then_fingerprints(projecti
     play(server, 1)
     previous, memory = copy.deepcopy(server.fleet.state()), server.memory.clone()
     returned = [trained(state, seed) for seed, state in enumerate(server.dispatch().values())]
-    server.collect(dict(zip(CLIENTS, returned, strict=True)), weights=dict.fromkeys(CLIENTS, 2.0))
+    server.collect(dict(zip(CLIENTS, returned, strict=True)), samples=dict.fromkeys(CLIENTS, 2.0))
 
     average = {name: torch.stack([state[name].double() for state in returned]).mean(0) for name in returned[0]}
     net = mlp()

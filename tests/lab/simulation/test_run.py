@@ -93,10 +93,10 @@ def test_starting_from_anothers_warm_up_equals_warming_up(tmp_path: Path) -> Non
 
 
 def test_how_marks_are_written_can_be_told() -> None:
-    settings = Settings(**SMALL, rounds=4, warmup=2, options={"ridge": 0.5, "margin": 4.0})
+    settings = Settings(**SMALL, rounds=4, warmup=2, options={"near": 0.05, "margin": 4.0})
     method = prepare(settings).method
     assert isinstance(method, TraMark)
-    assert method.injection == ClosedForm(ridge=0.5, margin=4.0)
+    assert method.injection == ClosedForm(near=0.05, margin=4.0)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_how_marks_are_written_can_be_told() -> None:
         (["--clients", "5000"], "5000 clients"),
         (["--model", "nonesuch"], "nonesuch"),
         (["--preset", "nonesuch"], "unknown preset"),
-        (["--preset", "paper", "--option", "ridge=1"], "of the preset 'default' alone"),
+        (["--preset", "paper", "--option", "near=0.2"], "the preset 'paper' does not take"),
         (["--device", "nonesuch"], "no device 'nonesuch'"),
         (["--resume"], "no run to resume"),
         (["--answers", "label", "--triggers", "waffle", "--sample-fraction", "0"], "(0, 1]"),
@@ -178,7 +178,7 @@ def marked_server(assignment: str = "code") -> TraMark:
     return TraMark(model, keyring, warmup_rounds=0)
 
 
-@pytest.mark.parametrize(("preset", "runs"), [("default", 1), ("late", 1), ("paper", 2)])
+@pytest.mark.parametrize(("preset", "runs"), [("default", 1), ("paper", 2)])
 def test_what_models_share_is_run_once_with_the_same_result(preset: str, runs: int) -> None:
     model = build("cnn", input_shape=(1, 8, 8), classes=10, seed=0)
     keyring = Keyring.generate(clients=["a", "b"], classes=10, input_shape=(1, 8, 8), questions=16, secret=b"s" * 32)

@@ -54,7 +54,7 @@ class TraMarkStrategy(Strategy):
     vault : a `Vault`, or where to open one or make it. An existing one is gone on with.
     input_shape, source, classes, questions : what a new vault's keyring is made for; see `Keyring.generate`. Without
         `classes` it is the number of outputs of the model's last linear layer.
-    ratio, warmup_rounds, preset, injection : as for `TraMark`.
+    warmup_rounds, preset, injection : as for `TraMark`.
     identify : tells the clients' names, {node id: name}, given the grid and the node ids; `identify_nodes`, unless
         told.
     """
@@ -69,7 +69,6 @@ class TraMarkStrategy(Strategy):
         source: Source | None = None,
         classes: int | None = None,
         questions: int | None = None,
-        ratio: float = 0.01,
         warmup_rounds: int = 25,
         preset: str = "default",
         injection: Injection | None = None,
@@ -85,7 +84,7 @@ class TraMarkStrategy(Strategy):
             "classes": classes or _outputs(model),
             "questions": questions,
         }
-        self._options = {"ratio": ratio, "warmup_rounds": warmup_rounds, "preset": preset, "injection": injection}
+        self._options = {"warmup_rounds": warmup_rounds, "preset": preset, "injection": injection}
         self._nodes = Nodes(identify or identify_nodes)
         self._at_first = memory_of(strategy)
         self._record: ArrayRecord | None = None

@@ -19,7 +19,7 @@ from tramark.lab.attacks.training import BATCH, check_training
 from tramark.lab.data import Dataset
 from tramark.lab.simulation import partition
 from tramark.lab.simulation.client import LocalTraining, predict
-from tramark.marks.presets import PRESETS
+from tramark.marks.presets import PRESETS, preset_named
 from tramark.server import TraMark
 
 
@@ -73,7 +73,8 @@ class Overwrite:
             pool=self.pool,
             secret=hashlib.sha256(f"thief {self.seed}".encode()).digest(),
         )
-        server = TraMark(stolen, keyring, warmup_rounds=1, preset=self.preset, ratio=self.ratio)
+        own = {} if self.preset == "default" else {"ratio": self.ratio}
+        server = TraMark(stolen, keyring, warmup_rounds=1, injection=preset_named(self.preset, **own))
         parts = [loot.indices[part] for part in partition.iid(loot.labels, len(names), generator=random)]
         training = LocalTraining(epochs=self.epochs, batch_size=BATCH, lr=self.lr)
         for _ in range(self.rounds):
@@ -82,7 +83,7 @@ class Overwrite:
                 stolen.load_state_dict(server.dispatch([name])[name])
                 training(stolen, dataset, part, generator=random)
                 incoming[name] = {key: tensor.cpu().clone() for key, tensor in stolen.state_dict().items()}
-            server.collect(incoming, weights={n: float(len(p)) for n, p in zip(names, parts, strict=True)}, strict=True)
+            server.collect(incoming, samples={n: float(len(p)) for n, p in zip(names, parts, strict=True)}, strict=True)
         return server
 
 

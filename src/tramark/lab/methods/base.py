@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tramark.fleet.fleet import Fleet
 from tramark.keys.sources import Source
-from tramark.server import Incoming, RoundReport, Weights
+from tramark.server import Incoming, RoundReport, Samples
 from tramark.suspects.base import Suspect
 
 Access = Literal["black-box", "white-box"]
@@ -30,7 +30,7 @@ class Method(Protocol):
     def dispatch(self, clients: Iterable[str] | None = None) -> Mapping[str, dict[str, Tensor]]:
         """The models to send, by client."""
 
-    def collect(self, incoming: Incoming, weights: Weights = None, *, strict: bool = False) -> RoundReport:
+    def collect(self, incoming: Incoming, samples: Samples = None, *, strict: bool = False) -> RoundReport:
         """End a round with what clients returned."""
 
     def state_dict(self) -> dict[str, Any]:

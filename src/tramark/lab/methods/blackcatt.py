@@ -62,7 +62,7 @@ from tramark.keys import streams
 from tramark.keys.sources import Source
 from tramark.lab.methods.base import Access, Finding, Scene
 from tramark.marks.split import channels_last
-from tramark.server import Incoming, RoundReport, Weights, fold
+from tramark.server import Incoming, RoundReport, Samples, fold
 from tramark.suspects.base import Suspect
 from tramark.suspects.module import ModuleSuspect
 
@@ -217,7 +217,7 @@ class BlackCATT:
         self._mark_if_due()
         return Outgoing(self.fleet, self.fleet.clients if clients is None else clients)
 
-    def collect(self, incoming: Incoming, weights: Weights = None, *, strict: bool = False) -> RoundReport:
+    def collect(self, incoming: Incoming, samples: Samples = None, *, strict: bool = False) -> RoundReport:
         """End a round: everybody's model takes up the mean update, then its mark is taught some more.
 
         What sets a model apart from the base, its mark, is kept from round to round, as in the source. A model that was
@@ -229,7 +229,7 @@ class BlackCATT:
         fleet = self.fleet
         base, marks = fleet.base.clone(), fleet.marks.clone()
         aggregation = fleet.begin()
-        refused = fold(aggregation, incoming, weights, strict=strict)
+        refused = fold(aggregation, incoming, samples, strict=strict)
         aggregation.finish()
         if fleet.region is not None:
             fleet.marks = marks + fleet.region.take(fleet.base - base)

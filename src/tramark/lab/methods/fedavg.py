@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from tramark.fleet.fleet import Fleet, Outgoing
 from tramark.lab.methods.base import Scene
-from tramark.server import Incoming, RoundReport, Weights, fold
+from tramark.server import Incoming, RoundReport, Samples, fold
 
 
 class FedAvg:
@@ -31,9 +31,9 @@ class FedAvg:
     def dispatch(self, clients: Iterable[str] | None = None) -> Mapping[str, dict[str, Tensor]]:
         return Outgoing(self.fleet, self.fleet.clients if clients is None else clients)
 
-    def collect(self, incoming: Incoming, weights: Weights = None, *, strict: bool = False) -> RoundReport:
+    def collect(self, incoming: Incoming, samples: Samples = None, *, strict: bool = False) -> RoundReport:
         aggregation = self.fleet.begin()
-        refused = fold(aggregation, incoming, weights, strict=strict)
+        refused = fold(aggregation, incoming, samples, strict=strict)
         aggregation.finish()
         self.round += 1
         return RoundReport(self.round, tuple(aggregation.taken), refused)

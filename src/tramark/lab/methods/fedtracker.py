@@ -49,7 +49,7 @@ from tramark.lab.methods.base import Access, Finding, Scene
 from tramark.lab.methods.fedavg import FedAvg
 from tramark.lab.methods.waffle import ClassQuestions, Rehearsal
 from tramark.marks.layers import linear_layers
-from tramark.server import Incoming, RoundReport, Weights, fold
+from tramark.server import Incoming, RoundReport, Samples, fold
 from tramark.suspects.base import Suspect
 
 Projection = Literal["published", "reversed", "off"]
@@ -332,11 +332,11 @@ class FedTracker(FedAvg):
             f"similarity={self.similarity}, fingerprint_margin={self.fingerprints.margin})"
         )
 
-    def collect(self, incoming: Incoming, weights: Weights = None, *, strict: bool = False) -> RoundReport:
+    def collect(self, incoming: Incoming, samples: Samples = None, *, strict: bool = False) -> RoundReport:
         """End a round: average what clients returned, watermark it, and make everyone's fingerprint from there."""
         before = self.fleet.base.clone()
         aggregation = self.fleet.begin()
-        refused = fold(aggregation, incoming, weights, strict=strict)
+        refused = fold(aggregation, incoming, samples, strict=strict)
         aggregation.finish()
         self._average(aggregation.taken)
         self.memory += self.fleet.base - before

@@ -33,7 +33,7 @@ from tramark.fleet.scratch import device_of
 from tramark.lab.methods.base import Access, Finding, Practice, Scene
 from tramark.lab.methods.bits import BitKey, Picked, needed, read, read_suspect
 from tramark.lab.methods.fedavg import FedAvg
-from tramark.server import Incoming, RoundReport, Weights, fold
+from tramark.server import Incoming, RoundReport, Samples, fold
 from tramark.suspects.base import Suspect
 
 
@@ -148,11 +148,11 @@ class RobWE(FedAvg):
             only=self._shared,
         )
 
-    def collect(self, incoming: Incoming, weights: Weights = None, *, strict: bool = False) -> RoundReport:
+    def collect(self, incoming: Incoming, samples: Samples = None, *, strict: bool = False) -> RoundReport:
         """Check everybody's slices, and average those that pass. Whoever does not keeps the head it had, too."""
         check = _Check(self, strict)
         aggregation = self.fleet.begin()
-        refused = fold(aggregation, check.passing(incoming), weights, strict=strict)
+        refused = fold(aggregation, check.passing(incoming), samples, strict=strict)
         aggregation.finish()
         self.round += 1
         used = tuple(client for client in check.accuracies if client in aggregation.taken)

@@ -7,7 +7,7 @@ from torch import nn
 
 from tramark.keys.keyring import Keyring
 from tramark.lab.methods.base import Access, Finding, Scene
-from tramark.marks.closed_form import ClosedForm
+from tramark.marks.presets import preset_named
 from tramark.server import TraMark
 from tramark.suspects.base import Suspect
 from tramark.suspects.module import ModuleSuspect
@@ -17,8 +17,8 @@ from tramark.tracing.trace import trace
 class Traced(TraMark):
     """TraMark with its verdicts. Label answers are judged by the paper's arg-max, which always accuses somebody.
 
-    What is declared holds for code answers, the default. Options of its own: the `margin`, `spread`, `near`,
-    `ridge`, `pull_ridge`, `calm` and `retouch` of `tramark.inject.ClosedForm`.
+    What is declared holds for code answers, the default. Options of its own: those of the preset (`ClosedForm` or
+    `GradientSteps`).
     """
 
     access: ClassVar[Access] = "black-box"
@@ -38,12 +38,11 @@ class Traced(TraMark):
             assignment=options.pop("answers", "code"),
             questions=options.pop("questions", None),
         )
-        known = ("margin", "spread", "near", "ridge", "pull_ridge", "calm", "retouch")
-        own = {name: options.pop(name) for name in known if name in options}
-        if own and options.get("preset", "default") != "default":
-            raise TypeError(f"{' and '.join(own)}: of the preset 'default' alone, not of {options['preset']!r}")
-        injection = ClosedForm(**own) if own else None
-        return cls(model, keyring, warmup_rounds=scene.warmup, injection=injection, **options)
+        preset = options.pop("preset", "default")
+        if preset == "default":
+            # The region's ratio is a parameter of gradient steps alone; a run's settings always have one.
+            options.pop("ratio", None)
+        return cls(model, keyring, warmup_rounds=scene.warmup, injection=preset_named(preset, **options))
 
     def verify(self, suspect: nn.Module | Suspect) -> Finding:
         label = self.keyring.assignment == "label"

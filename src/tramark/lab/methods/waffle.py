@@ -34,7 +34,7 @@ from tramark.keys.pictures import LabelledImages, Patterns, WafflePatterns
 from tramark.keys.sources import Source
 from tramark.lab.methods.base import Access, Finding, Scene
 from tramark.lab.methods.fedavg import FedAvg
-from tramark.server import Incoming, RoundReport, Weights
+from tramark.server import Incoming, RoundReport, Samples
 from tramark.suspects.base import Suspect
 from tramark.suspects.module import ModuleSuspect
 
@@ -276,8 +276,8 @@ class Waffle(FedAvg):
     def __repr__(self) -> str:
         return f"Waffle({self.questions}, pretraining={self.pretraining}, retraining={self.retraining})"
 
-    def collect(self, incoming: Incoming, weights: Weights = None, *, strict: bool = False) -> RoundReport:
-        report = super().collect(incoming, weights, strict=strict)
+    def collect(self, incoming: Incoming, samples: Samples = None, *, strict: bool = False) -> RoundReport:
+        report = super().collect(incoming, samples, strict=strict)
         self._teach(self.retraining)
         return report
 

@@ -94,7 +94,7 @@ class Simulation:
         sizes = {c: float(len(part)) for c, part in zip(self.method.fleet.clients, self.parts, strict=True)}
         confidences: list[float] = []
         report = self.method.collect(
-            self._train(taking_part, confidences if self.marked else None, keep), weights=sizes
+            self._train(taking_part, confidences if self.marked else None, keep), samples=sizes
         )
         return {
             "round": report.round,
