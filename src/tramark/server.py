@@ -16,8 +16,10 @@ from tramark.fleet.aggregation import Aggregation
 from tramark.fleet.drift import Drift
 from tramark.fleet.fleet import Fleet, Outgoing
 from tramark.fleet.layout import State
-from tramark.fleet.scratch import device_of
+from tramark.fleet.logits import Pick, return_logits
+from tramark.fleet.scratch import device_of, scratch_copy
 from tramark.keys.keyring import Keyring
+from tramark.marks.checkup import check
 from tramark.marks.injection import Injection
 from tramark.marks.presets import preset_named
 
@@ -60,7 +62,9 @@ class TraMark:
     """A server that gives every client a model of its own, to be traced by its answers.
 
     >>> from tramark import Keyring, TraMark
-    >>> keyring = Keyring.generate(clients=["alice", "bob"], classes=10, input_shape=(1, 8, 8))
+    >>> keyring = Keyring.generate(
+    ...     clients=["alice", "bob"], classes=10, input_shape=(1, 8, 8), normalise=(0.5, 0.5)
+    ... )
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
     >>> server = TraMark(model, keyring, warmup_rounds=1)
     >>> for _ in range(2):
@@ -72,13 +76,16 @@ class TraMark:
 
     Parameters
     ----------
-    model : any `nn.Module` classifier. It is copied, and its device is used for making marks.
-    keyring : the clients' keys; by default the vault's.
+    model : any `nn.Module` classifier. It is copied, and its device is used for making marks. It is looked over at
+        once: whatever would keep it from being marked is named, all at once.
+    keyring : the clients' keys; with a vault, the vault's.
     warmup_rounds : rounds of plain FedAvg before the first marks.
     preset : `default` (marks in closed form), `paper` or `released`.
     injection : another way to make marks, instead of a preset.
     vault : where to keep the server's state, after each round, and the log of what was sent to whom. `resume` goes on
         from it.
+    logits : where the logits are in what the model returns (a key, an attribute, a position or a function), if it
+        returns more than a tensor and they are not found by themselves.
     """
 
     def __init__(
@@ -90,14 +97,16 @@ class TraMark:
         preset: str = "default",
         injection: Injection | None = None,
         vault: "Vault | None" = None,
+        logits: Pick | None = None,
     ) -> None:
-        if keyring is None:
-            if vault is None:
-                raise SettingError("a server needs its clients' keys: give a keyring, or a vault that has one")
+        if vault is not None:
+            if keyring is not None and keyring != vault.keyring:
+                raise SettingError("the vault has another keyring than the one given: with a vault, give none")
             keyring = vault.keyring
+        if keyring is None:
+            raise SettingError("a server needs its clients' keys: give a keyring, or a vault that has one")
         if warmup_rounds < 0:
             raise SettingError(f"{warmup_rounds} warm-up rounds: there cannot be fewer than none")
-        self.model = copy.deepcopy(model)
         self.keyring = keyring
         self.warmup_rounds = warmup_rounds
         self.injection = injection or preset_named(preset)
@@ -105,6 +114,11 @@ class TraMark:
         self.round = 0
         self._issued: set[str] = set()
         self._saved = False
+        self._class = type(model)
+        self.model = scratch_copy(model)
+        pick = check(self.model, keyring, self.injection, logits)
+        if pick is not None:
+            return_logits(self.model, pick)
         self.fleet = Fleet(model, keyring.active)
         layers = tuple(f"{name}.weight" for name in self.injection.layers(self.model))
         self.drift = Drift(self.fleet.layout, layers, device=device_of(self.model))
@@ -258,5 +272,10 @@ class TraMark:
 
     def _with(self, state: State) -> nn.Module:
         model = copy.deepcopy(self.model)
+        model.__class__ = self._class
+        # The scratch model is float32, whatever the model is that is trained.
+        for name, tensor in {**dict(model.named_parameters()), **dict(model.named_buffers())}.items():
+            if name in state:
+                tensor.data = tensor.data.to(state[name].dtype)
         model.load_state_dict(dict(state))
         return model.eval()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from tramark.errors import BudgetSpent, SuspectError
 from tramark.evidence.statistics import NO_ANSWER
-from tramark.keys import sources as triggers
+from tramark.keys import sources
 from tramark.lab.models import build
 from tramark.suspects.base import ask_in_batches
 from tramark.suspects.conventions import Conventions
@@ -25,7 +25,7 @@ from tramark.suspects.files import open_suspect
 from tramark.suspects.module import ModuleSuspect
 
 SHAPE = (1, 28, 28)
-PREPARE = triggers.for_shape(SHAPE, mean=(0.29,), std=(0.35,)).prepare
+PREPARE = sources.for_shape(SHAPE, normalise=(0.29, 0.35)).prepare
 
 
 def questions(count: int = 5, shape: tuple[int, ...] = SHAPE) -> Tensor:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from tramark.errors import BudgetSpent, SuspectError, SuspectUnavailable
 from tramark.evidence.statistics import NO_ANSWER
-from tramark.keys import sources as triggers
+from tramark.keys import sources
 from tramark.lab.models import build
 from tramark.suspects.conventions import Conventions
 from tramark.suspects.files import open_suspect
@@ -31,7 +31,7 @@ from tramark.suspects.inference import V2Suspect
 from tramark.suspects.json_api import JsonSuspect, JsonTemplate, png
 
 SHAPE = (1, 28, 28)
-PREPARE = triggers.for_shape(SHAPE).prepare
+PREPARE = sources.for_shape(SHAPE).prepare
 QUICK = HttpOptions(timeout=2, deadline=5, retries=2, backoff=0.01)
 
 Responder = Callable[["Handler"], None]

@@ -17,6 +17,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from tramark.errors import CheckpointError
 from tramark.fleet.layout import Layout, Slot
 from tramark.fleet.moments import DenseMoment, Moment, Pull, SketchedMoment
 
@@ -164,7 +165,7 @@ class Drift:
             for kind, wanted in shapes.items():
                 kept = state.get(f"{kind}.{layer}")
                 if kept is not None and tuple(kept.shape) != wanted:
-                    raise ValueError(f"the drift of {layer} is kept as {tuple(kept.shape)} numbers instead of {wanted}")
+                    raise CheckpointError(f"the drift of {layer} has the shape {tuple(kept.shape)}, not {wanted}")
         self.rounds = int(state["rounds"])
         self._average = {name: tensor.to(self.device) for name, tensor in state.items() if name != "rounds"}
         return self

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
+from tramark.errors import SettingError, UnknownClientError
 from tramark.fleet.aggregation import Aggregation, Observer, as_dtype
 from tramark.fleet.layout import Layout, State
 from tramark.fleet.region import Region, load_region
@@ -46,13 +47,13 @@ class Fleet:
     def settle(self, region: Region, marks: Tensor) -> None:
         """Take up a region and everyone's marks in it, one row for each of `clients`."""
         if marks.shape != (len(self.clients), region.size):
-            raise ValueError(f"marks of shape {tuple(marks.shape)} for {len(self.clients)} clients × {region.size}")
+            raise SettingError(f"marks of shape {tuple(marks.shape)} for {len(self.clients)} clients × {region.size}")
         self.region, self.marks = region, marks
 
     def join(self, client: str) -> None:
         """Add a client; until marks are next made, its mark is the base's own values."""
         if client in self.clients:
-            raise ValueError(f"client {client!r} is in the fleet already")
+            raise SettingError(f"client {client!r} is in the fleet already")
         self.clients.append(client)
         row = self.base.new_empty(0) if self.region is None else self.region.take(self.base)
         self.marks = torch.cat([self.marks, row[None]])
@@ -127,7 +128,7 @@ class Fleet:
     def load_state_dict(self, state: Mapping[str, Tensor], clients: Iterable[str]) -> None:
         clients = list(clients)
         if state["marks"].shape[0] != len(clients):
-            raise ValueError(f"marks of {state['marks'].shape[0]} clients for a fleet of {len(clients)}")
+            raise SettingError(f"marks of {state['marks'].shape[0]} clients for a fleet of {len(clients)}")
         self.load_base(state)
         self.clients = clients
         self.marks = state["marks"].clone()
@@ -137,7 +138,7 @@ class Fleet:
     def load_base(self, state: Mapping[str, Tensor]) -> None:
         """Take up the base and the buffers of a `state_dict`, and nothing else."""
         if state["base"].shape != self.base.shape:
-            raise ValueError(f"{state['base'].numel()} weights do not fit a model of {self.base.numel()}")
+            raise SettingError(f"{state['base'].numel()} weights do not fit a model of {self.base.numel()}")
         self.base = state["base"].clone()
         self.buffers = {name: state[f"buffer.{name}"].clone() for name in self.layout.buffers}
 
@@ -155,7 +156,7 @@ class Fleet:
         try:
             return self.clients.index(client)
         except ValueError:
-            raise KeyError(f"no client {client!r} in the fleet") from None
+            raise UnknownClientError(f"no client {client!r} in the fleet") from None
 
 
 class Outgoing(Mapping[str, dict[str, Tensor]]):

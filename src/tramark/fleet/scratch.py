@@ -1,5 +1,6 @@
 """Run a model without leaving traces: its mode, its device, and a fleet's weights in it for a while."""
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -35,6 +36,15 @@ def loaded(model: nn.Module, fleet: Fleet, weights: Tensor | None = None) -> Ite
     load_weights(model, fleet, fleet.base if weights is None else weights)
     with evaluating(model):
         yield model
+
+
+def scratch_copy(model: nn.Module) -> nn.Module:
+    """A copy of a model to run and change, in float32, in which marks are made whatever the model's precision is.
+
+    >>> scratch_copy(nn.Linear(2, 2).half()).weight.dtype
+    torch.float32
+    """
+    return copy.deepcopy(model).float()
 
 
 def device_of(model: nn.Module) -> torch.device:

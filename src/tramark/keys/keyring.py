@@ -13,6 +13,7 @@ import hashlib
 import json
 import math
 import secrets
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -21,13 +22,12 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
+from tramark.errors import SettingError, UnknownClientError
 from tramark.keys import streams
 from tramark.keys.pictures import Patterns
-from tramark.keys.sources import Source, for_shape, from_description
+from tramark.keys.sources import Normalise, Source, for_shape, from_description
 
 Assignment = Literal["code", "label"]
-
-
 Part = Literal["train", "held-out"]
 
 
@@ -44,11 +44,14 @@ class Key:
     answers: tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Keyring:
     """The keys of all clients of one federation.
 
-    >>> ring = Keyring.generate(clients=["alice", "bob"], classes=10, input_shape=(1, 28, 28))
+    >>> pictures = {"input_shape": (1, 28, 28), "normalise": (0.5, 0.5)}
+    >>> ring = Keyring.generate(clients=["alice", "bob"], classes=10, **pictures)
+    >>> ring
+    Keyring(2 clients, 10 classes, code answers, 32 questions, Patterns((1, 28, 28), mean 0.5, std 0.5))
     >>> ring.inputs(ring.key("alice"), "train").shape    # questions × variants × input
     torch.Size([32, 2, 1, 28, 28])
     >>> ring.join("carol").key("alice") == ring.key("alice")    # nobody else's key changes
@@ -64,10 +67,10 @@ class Keyring:
     train_variants, held_out_variants : noisy variants of each question to train on and to trace with.
     """
 
-    secret: bytes = field(repr=False)
+    secret: bytes
     clients: tuple[str, ...]
     classes: int
-    source: Source = field(repr=False)
+    source: Source
     assignment: Assignment = "code"
     questions: int = 16
     pool: int = 640
@@ -75,28 +78,34 @@ class Keyring:
     held_out_variants: int = 4
     chosen: tuple[int, ...] = ()
     departed: frozenset[str] = frozenset()
-    _rendered: dict[tuple[Part, tuple[int, ...]], Tensor] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    _rendered: dict[tuple[Part, tuple[int, ...]], Tensor] = field(default_factory=dict, init=False, compare=False)
+
+    def __repr__(self) -> str:
+        """The keyring without its secret, and without a list of what may be a million clients."""
+        asked = f"{self.questions} questions" if self.assignment == "code" else "one question each"
+        return (
+            f"Keyring({len(self.clients)} clients, {self.classes} classes, {self.assignment} answers, {asked}, "
+            f"{self.source!r})"
+        )
 
     def __post_init__(self) -> None:
         if len(self.secret) < 16:
-            raise ValueError(f"a secret of {len(self.secret)} bytes can be guessed: use secrets.token_bytes(32)")
+            raise SettingError(f"a secret of {len(self.secret)} bytes can be guessed: use secrets.token_bytes(32)")
         if not self.clients:
-            raise ValueError("a keyring needs at least one client")
+            raise SettingError("a keyring needs at least one client")
         if twice := [client for client, count in Counter(self.clients).items() if count > 1]:
-            raise ValueError(f"two clients with one name: {', '.join(map(repr, twice))}")
+            raise SettingError(f"two clients with one name: {', '.join(map(repr, twice))}")
         if self.classes < 2:
-            raise ValueError(f"{self.classes} classes: a model with fewer than two labels cannot answer differently")
+            raise SettingError(f"{self.classes} classes: a model with fewer than two labels cannot answer differently")
         if self.assignment == "label" and len(self.clients) > self.classes:
-            raise ValueError(
+            raise SettingError(
                 f"{len(self.clients)} clients need as many labels, but the model has {self.classes}: use code answers, "
                 f"or enlarge the model's head with extend_head(model, {len(self.clients)}) before training"
             )
         if self.assignment == "code" and self.pool < self.questions:
-            raise ValueError(f"{self.questions} questions cannot be chosen from a pool of {self.pool}")
+            raise SettingError(f"{self.questions} questions cannot be chosen from a pool of {self.pool}")
         if min(self.questions, self.train_variants, self.held_out_variants) < 1:
-            raise ValueError("there must be at least one question, one variant to train on and one held out")
+            raise SettingError("there must be at least one question, one variant to train on and one held out")
 
     @classmethod
     def generate(
@@ -105,6 +114,7 @@ class Keyring:
         clients: Sequence[str],
         classes: int,
         input_shape: tuple[int, ...] | None = None,
+        normalise: Normalise | None = None,
         source: Source | None = None,
         assignment: Assignment = "code",
         questions: int | None = None,
@@ -115,13 +125,22 @@ class Keyring:
     ) -> Self:
         """Draw a new keyring for `clients` of a model with `classes` labels.
 
-        Without `source`, questions are made for `input_shape`. Without `questions`, there are as many as
-        `questions_needed` says. Without `secret`, a fresh one comes from the operating system.
+        Without `source`, questions are made for `input_shape`, and `normalise` is the (mean, std), as one number each
+        or one a channel, with which clients normalise pictures of values between 0 and 1. Without `questions`, there
+        are as many as `questions_needed` says. Without `secret`, a fresh one comes from the operating system.
         """
         if source is None:
             if input_shape is None:
-                raise ValueError("say what the model is fed: input_shape=(1, 28, 28), or source=…")
-            source = for_shape(input_shape)
+                raise SettingError("say what the model is fed: input_shape=(1, 28, 28), or source=…")
+            source = for_shape(input_shape, normalise=normalise)
+            if len(input_shape) == 3 and normalise is None:
+                warnings.warn(
+                    "how clients normalise pictures was not stated: mean 0.5 and standard deviation 0.5 are assumed. "
+                    "Models that are fed otherwise lose their marks: say normalise=(mean, std)",
+                    stacklevel=2,
+                )
+        elif normalise is not None:
+            raise SettingError("normalise is for questions made for input_shape: a source has its own mean and std")
         code = assignment == "code"
         count = questions or (questions_needed(len(clients), classes) if code else 1)
         return cls(
@@ -143,33 +162,34 @@ class Keyring:
         return tuple(c for c in self.clients if c not in self.departed)
 
     def join(self, client: str) -> Self:
-        """With a new client, or one that comes back: it gets its own key again."""
+        """The keyring with a new client, or with one that comes back and gets its own key again."""
         if client in self.active:
-            raise ValueError(f"client {client!r} is in the keyring already")
+            raise SettingError(f"client {client!r} is in the keyring already")
         if client in self.departed:
             return replace(self, departed=self.departed - {client})
         return replace(self, clients=(*self.clients, client))
 
     def leave(self, client: str) -> Self:
-        """Without a client. Its key is kept: what it leaked before can still be traced."""
+        """The keyring without a client. Its key is kept: what it leaked before can still be traced."""
         self._check(client)
         return replace(self, departed=self.departed | {client})
 
     def choose(self, questions: Iterable[int], pictures: Tensor | None = None) -> Self:
-        """With other questions of the pool in use (code answers only), retouched if their pictures are given.
+        """The keyring with other questions of the pool in use (code answers only).
 
-        Pictures (questions × C × H × W bytes) take the place of what the secret says; questions without are as drawn.
+        `pictures` (questions × C × H × W bytes) are shown instead of what the secret says; questions without are as
+        drawn.
         """
         chosen = tuple(int(q) for q in questions)
         if self.assignment != "code":
-            raise ValueError("label answers have one question per client: there is nothing to choose")
+            raise SettingError("label answers have one question per client: there is nothing to choose")
         if len(chosen) != self.questions or len(set(chosen)) < len(chosen) or not set(chosen) <= set(range(self.pool)):
-            raise ValueError(f"choose {self.questions} different questions of the {self.pool} in the pool")
+            raise SettingError(f"choose {self.questions} different questions of the {self.pool} in the pool")
         if isinstance(self.source, Patterns):
             own = {} if pictures is None else dict(zip(chosen, pictures, strict=True))
             return replace(self, chosen=chosen, source=self.source.retouch(own))
         if pictures is not None:
-            raise ValueError(f"questions made by {type(self.source).__name__} cannot be retouched: only Patterns can")
+            raise SettingError(f"questions made by {type(self.source).__name__} cannot be retouched: only Patterns can")
         return replace(self, chosen=chosen)
 
     @property
@@ -198,7 +218,7 @@ class Keyring:
         With millions of clients, take a slice of them at a time.
         """
         if self.assignment == "label":
-            raise ValueError("label answers have no codebook: each client has a question of its own")
+            raise SettingError("label answers have no codebook: each client has a question of its own")
         return self._answers(self.clients[clients], self.chosen if questions is None else questions)
 
     def _answers(self, clients: Sequence[str], questions: Sequence[int]) -> Tensor:
@@ -222,7 +242,7 @@ class Keyring:
     def asked(self, question: int, variant: int) -> Tensor:
         """The raw input that a suspect is asked: the held-out variant number `variant` (from 0) of a question.
 
-        >>> ring = Keyring.generate(clients=["alice"], classes=10, input_shape=(1, 8, 8))
+        >>> ring = Keyring.generate(clients=["alice"], classes=10, input_shape=(1, 8, 8), normalise=(0.5, 0.5))
         >>> torch.equal(ring.asked(5, 1), ring.raw([5], "held-out")[0, 1])
         True
         """
@@ -278,7 +298,7 @@ class Keyring:
 
     def _check(self, client: str) -> None:
         if client not in self.clients:
-            raise KeyError(f"no client {client!r} in the keyring")
+            raise UnknownClientError(f"no client {client!r} in the keyring")
 
 
 def questions_needed(clients: int, classes: int, *, false_accusation: float = 1e-6) -> int:

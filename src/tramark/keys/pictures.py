@@ -1,4 +1,8 @@
-"""keys.pictures"""
+"""Sources of questions that are pictures: patterns of our own, WAFFLE's, and labelled images of another task.
+
+Pictures are computed in double precision and rounded to bytes, so that they come out alike on every machine and can
+travel as PNG files without changing.
+"""
 
 import base64
 import hashlib
@@ -11,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tramark.errors import SettingError
 from tramark.keys import streams
 
 
@@ -22,8 +27,31 @@ def normalise(raw: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tenso
     return (raw.float() / 255 - means) / stds
 
 
-@dataclass(frozen=True)
-class Patterns:
+class Normalised:
+    """What all pictures share: how clients normalise them before the model sees them."""
+
+    shape: tuple[int, int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.shape}, {self.normalisation})"
+
+    @property
+    def normalisation(self) -> str:
+        """How pictures are normalised, in words."""
+        if not self.mean and not self.std:
+            return "normalisation not stated, mean 0.5 and std 0.5 assumed"
+        mean, std = (", ".join(f"{value:g}" for value in dict.fromkeys(values)) for values in (self.mean, self.std))
+        return f"mean {mean or 0.5}, std {std or 0.5}"
+
+    def prepare(self, raw: Tensor) -> Tensor:
+        """Raw pictures as the model is fed them."""
+        return normalise(raw, self.mean, self.std)
+
+
+@dataclass(frozen=True, repr=False)
+class Patterns(Normalised):
     """Patterns of blocks and stripes for images of any shape, as strong as 8 bits can show them: the default.
 
     Each question is a random grid of dark and bright cells, or stripes, or the one cut out of the other, in colour
@@ -38,18 +66,18 @@ class Patterns:
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     noise: float = 0.1
-    retouched: Mapping[int, bytes] = field(default_factory=dict, repr=False, hash=False)
+    retouched: Mapping[int, bytes] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         for question, picture in self.retouched.items():
             if len(picture) != math.prod(self.shape):
-                raise ValueError(
+                raise SettingError(
                     f"the picture of question {question} has {len(picture)} bytes: {self.shape} takes "
                     f"{math.prod(self.shape)}"
                 )
 
     def retouch(self, pictures: Mapping[int, Tensor]) -> Self:
-        """With other pictures (bytes of C×H×W) for some questions, and for no others."""
+        """The source with pictures of its own (bytes of C×H×W) for these questions, and for no others."""
         return replace(self, retouched={q: picture.cpu().numpy().tobytes() for q, picture in pictures.items()})
 
     def picture(self, secret: bytes, question: int) -> Tensor:
@@ -78,9 +106,6 @@ class Patterns:
     def render(self, secret: bytes, question: int, variants: range) -> Tensor:
         return _with_noise(self.picture(secret, question), self.noise, secret, "pattern", question, variants)
 
-    def prepare(self, raw: Tensor) -> Tensor:
-        return normalise(raw, self.mean, self.std)
-
     def describe(self) -> dict[str, Any]:
         return {
             "kind": "patterns",
@@ -92,8 +117,8 @@ class Patterns:
         }
 
 
-@dataclass(frozen=True)
-class WafflePatterns:
+@dataclass(frozen=True, repr=False)
+class WafflePatterns(Normalised):
     """WAFFLE's patterns: a few random strokes at one place of an image of noise.
 
     Six strokes (eight in colour), each a line or an arc, are summed and binarised on a square of two thirds of
@@ -128,9 +153,6 @@ class WafflePatterns:
             images.append(image)
         return torch.stack(images)
 
-    def prepare(self, raw: Tensor) -> Tensor:
-        return normalise(raw, self.mean, self.std)
-
     def describe(self) -> dict[str, Any]:
         return {"kind": "waffle", "shape": self.shape, "mean": self.mean, "std": self.std}
 
@@ -149,8 +171,8 @@ def _stroke(side: int, kind: float, angle: float, x: float, y: float) -> Tensor:
     return 0.8 * torch.exp(-((distance - 0.0005).clamp_min(0) ** 2) / (2 * 0.05**2))
 
 
-@dataclass(frozen=True)
-class LabelledImages:
+@dataclass(frozen=True, repr=False)
+class LabelledImages(Normalised):
     """Questions from a labelled image set of another task, as the paper does with MNIST and SVHN.
 
     Question q is a secret sample of the images labelled q (modulo the number of labels; disjoint samples for
@@ -158,8 +180,8 @@ class LabelledImages:
     and turned from grey to colour or back as needed.
     """
 
-    images: Tensor = field(repr=False)
-    labels: Tensor = field(repr=False)
+    images: Tensor
+    labels: Tensor
     shape: tuple[int, int, int]
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
@@ -173,7 +195,7 @@ class LabelledImages:
         first = question // kinds * self.per_question
         wanted = torch.tensor([first + v for v in variants], dtype=torch.int64)
         if variants.stop > self.per_question or first + variants.stop > len(order):
-            raise ValueError(
+            raise SettingError(
                 f"question {question} wants {variants.stop} images labelled {question % kinds} of {self.name!r}, "
                 f"which has {len(order)} of them in samples of {self.per_question}: ask for fewer questions or variants"
             )
@@ -184,9 +206,6 @@ class LabelledImages:
         if picture.shape[-2:] != (height, width):
             picture = F.interpolate(picture, size=(height, width), mode="bilinear", antialias=True)
         return picture.round().clamp(0, 255).to(torch.uint8)
-
-    def prepare(self, raw: Tensor) -> Tensor:
-        return normalise(raw, self.mean, self.std)
 
     def describe(self) -> dict[str, Any]:
         digest = hashlib.sha256(self.images.numpy().tobytes() + self.labels.numpy().tobytes()).hexdigest()

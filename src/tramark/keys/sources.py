@@ -10,6 +10,7 @@ trained on and others held out.
 """
 
 import base64
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,8 +18,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tramark.errors import SettingError
 from tramark.keys import streams
 from tramark.keys.pictures import LabelledImages, Patterns, WafflePatterns
+
+Normalise = tuple[float | Sequence[float], float | Sequence[float]]
+"""The mean and the standard deviation with which clients normalise pictures, one number or one a channel each."""
 
 
 class Source(Protocol):
@@ -62,7 +67,9 @@ class Vectors:
     def render(self, secret: bytes, question: int, variants: range) -> Tensor:
         numeric = self.features - sum(self.groups)
         if numeric < 0:
-            raise ValueError(f"one-hot groups of {sum(self.groups)} columns in all, but only {self.features} features")
+            raise SettingError(
+                f"one-hot groups of {sum(self.groups)} columns in all, but only {self.features} features"
+            )
         centre = (2 * streams.fractions(secret, "vector", question, shape=(numeric,)) - 1) * self.spread
         kinds = streams.fractions(secret, "vector", "groups", question, shape=(len(self.groups),)).tolist()
         rows = []
@@ -130,13 +137,24 @@ class Tokens:
         }
 
 
-def for_shape(shape: tuple[int, ...], *, mean: tuple[float, ...] = (), std: tuple[float, ...] = ()) -> Source:
+def for_shape(shape: tuple[int, ...], *, normalise: Normalise | None = None) -> Source:
     """The default source of questions for inputs of a shape: patterns for C×H×W images, vectors for tables."""
     if len(shape) == 3:
-        return Patterns((shape[0], shape[1], shape[2]), mean=mean, std=std)
+        channels, height, width = shape
+        mean, std = ((), ()) if normalise is None else (_per_channel(one, channels) for one in normalise)
+        return Patterns((channels, height, width), mean=mean, std=std)
+    if normalise is not None:
+        raise SettingError(f"normalise is for pictures of C×H×W, not for inputs of shape {shape}")
     if len(shape) == 1:
         return Vectors(shape[0])
-    raise ValueError(f"no default questions for inputs of shape {shape}: pass source=… (say, Tokens for text)")
+    raise SettingError(f"no default questions for inputs of shape {shape}: pass source=… (say, Tokens for text)")
+
+
+def _per_channel(given: float | Sequence[float], channels: int) -> tuple[float, ...]:
+    values = tuple(map(float, given)) if isinstance(given, Sequence) else (float(given),) * channels
+    if len(values) != channels:
+        raise SettingError(f"normalise has {len(values)} numbers for {channels} channels: give one, or one a channel")
+    return values
 
 
 def from_description(description: dict[str, Any], *, images: tuple[Tensor, Tensor] | None = None) -> Source:
@@ -145,7 +163,7 @@ def from_description(description: dict[str, Any], *, images: tuple[Tensor, Tenso
     kind, sha256 = options.pop("kind"), options.pop("sha256", None)
     match kind:
         case "patterns":
-            # Descriptions from before there were any have none.
+            # Missing in vaults that were written before questions were retouched.
             pictures = options.pop("retouched", {}).items()
             return Patterns(**options, retouched={int(q): base64.b64decode(text) for q, text in pictures})
         case "waffle":
@@ -156,11 +174,11 @@ def from_description(description: dict[str, Any], *, images: tuple[Tensor, Tenso
             return Tokens(**options)
         case "images":
             if images is None:
-                raise ValueError(
+                raise SettingError(
                     f"these questions are images of {options['name']!r}: pass them as images=(inputs, labels)"
                 )
             source = LabelledImages(*images, **options)
             if source.describe()["sha256"] != sha256:
-                raise ValueError(f"these are not the images of {options['name']!r} that the questions were made from")
+                raise SettingError(f"these are not the images of {options['name']!r} that the questions were made from")
             return source
-    raise ValueError(f"unknown kind of questions {kind!r}")
+    raise SettingError(f"unknown kind of questions {kind!r}")

@@ -10,29 +10,38 @@ import weakref
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-_graphs: weakref.WeakKeyDictionary[nn.Module, fx.GraphModule] = weakref.WeakKeyDictionary()
+from tramark.errors import SettingError
+
+_graphs: weakref.WeakKeyDictionary[nn.Module, tuple[type, fx.GraphModule]] = weakref.WeakKeyDictionary()
 
 
 def traced(model: nn.Module) -> fx.GraphModule | None:
-    """A model's graph, traced once as long as its modules stay the same ones; None if it cannot be traced."""
-    graph = _graphs.get(model)
-    if graph is not None:
+    """A model's graph, traced once as long as its class and its modules stay the same; None if it cannot be traced."""
+    kind, graph = _graphs.get(model, (None, None))
+    if graph is not None and kind is type(model):
         modules = dict(model.named_modules())
         targets = {node.target for node in graph.graph.nodes if node.op == "call_module"}
         if all(modules.get(target) is graph.get_submodule(target) for target in targets):
             return graph
     try:
-        graph = _graphs[model] = fx.symbolic_trace(model)
+        graph = fx.symbolic_trace(model)
     except Exception:  # whatever a stranger's forward() does under tracing
         return None
+    _graphs[model] = type(model), graph
     return graph
 
 
 def linear_layers(model: nn.Module) -> list[str]:
     """Names of the trainable linear layers: hidden ones, the last first, and then the output layer."""
     linear = [
-        name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module.weight.requires_grad
+        name
+        for name, module in model.named_modules()
+        # nn.MultiheadAttention calls its output projection functionally: no hook sees it run.
+        if isinstance(module, nn.Linear)
+        and not isinstance(module, NonDynamicallyQuantizableLinear)
+        and module.weight.requires_grad
     ]
     return [*reversed(linear[:-1]), *linear[-1:]]
 
@@ -56,7 +65,7 @@ def editable_layers(model: nn.Module) -> list[str]:
     if not linear:
         found = [*found[1:], *found[:1]]
     if not found:
-        raise ValueError(
+        raise SettingError(
             f"{type(model).__name__} has no trainable linear layer or convolution to write marks into: "
             "use a region of places (preset 'paper' or 'released')"
         )

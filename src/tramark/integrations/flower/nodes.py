@@ -9,6 +9,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
+from tramark.errors import SettingError
 from tramark.integrations.flower.grid import plain
 from tramark.vault.store import Vault
 
@@ -55,7 +56,7 @@ def _ask_names(grid: Grid, nodes: Sequence[int]) -> dict[int, str]:
             if name := record.get(NAME):
                 names[node] = str(name)
     if missing := [node for node in nodes if node not in names]:
-        raise ValueError(
+        raise SettingError(
             f"{len(missing)} nodes have no name to mark their models by: turn SuperNode authentication on, let the "
             f"ClientApp answer queries with a ConfigRecord that holds {NAME!r}, or pass identify=…"
         )

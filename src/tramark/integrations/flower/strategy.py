@@ -27,7 +27,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedProx, FedYogi, Result, Strategy
 from torch import nn
 
-from tramark.errors import NoKey, UpdateError
+from tramark.errors import NoKey, SettingError, UpdateError
 from tramark.fleet.aggregation import Aggregation
 from tramark.fleet.layout import State
 from tramark.integrations.flower.grid import Gradually
@@ -212,13 +212,13 @@ class TraMarkStrategy(Strategy):
     def vault(self) -> Vault:
         """The vault, once it is open."""
         if not isinstance(self._place, Vault):
-            raise ValueError("the vault is made when the first round begins, for then the clients are known")
+            raise SettingError("the vault is made when the first round begins, for then the clients are known")
         return self._place
 
     @property
     def _ready(self) -> TraMark:
         if self.server is None:
-            raise ValueError("nothing was sent yet: there is nothing to aggregate")
+            raise SettingError("nothing was sent yet: there is nothing to aggregate")
         return self.server
 
     @property
@@ -256,7 +256,7 @@ class TraMarkStrategy(Strategy):
                 )
                 if not any(record is arrays for record in message.content.values()):
                     name = type(self.strategy).__name__
-                    raise ValueError(f"{name} does not send the arrays that it was given: they cannot be marked")
+                    raise SettingError(f"{name} does not send the arrays that it was given: they cannot be marked")
                 content = RecordDict({k: own if v is arrays else v for k, v in message.content.items()})
                 self._sent.append((message.metadata, client))
                 # A copy, which goes when it has been sent: the messages themselves are all kept until the round ends.
@@ -315,7 +315,7 @@ class TraMarkStrategy(Strategy):
             if not isinstance(self._place, Vault):
                 self._place = self._make_vault(Path(self._place), clients)
             if self._place.saved() is not None:
-                raise ValueError(
+                raise SettingError(
                     "the vault holds a training already: a strategy around this one must start with what resume() gives"
                 )
             self._begin(arrays)
@@ -334,7 +334,9 @@ class TraMarkStrategy(Strategy):
         if set(self._keys) == set(model_state):
             self._keys = list(model_state)
         elif len(self._keys) != len(model_state):
-            raise ValueError(f"{len(self._keys)} arrays to begin with do not fit a model of {len(model_state)} tensors")
+            raise SettingError(
+                f"{len(self._keys)} arrays to begin with do not fit a model of {len(model_state)} tensors"
+            )
         self._model.load_state_dict(self._to_state(arrays))
         self.server = TraMark(self._model, vault=_Keeper(self.vault, self), **self._options)  # type: ignore[arg-type]
         self._record = arrays
@@ -399,5 +401,5 @@ def _setting(strategy: Strategy, name: str, default: str) -> str:
 def _outputs(model: nn.Module) -> int:
     linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
     if not linear:
-        raise ValueError(f"{type(model).__name__} has no linear layer: say how many labels it has by classes=…")
+        raise SettingError(f"{type(model).__name__} has no linear layer: say how many labels it has by classes=…")
     return linear[-1].out_features
