@@ -155,7 +155,7 @@ def test_what_is_wrong_is_said_at_once(model: nn.Module, messages: list[str]) ->
 def test_all_problems_are_named_together() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 4))
     nn.init.constant_(model[3].bias, torch.nan)  # type: ignore[arg-type]
-    with pytest.raises(SettingError, match="no layer 'nope'.*4 outputs.*NaN"):
+    with pytest.raises(SettingError, match=r"no layer 'nope'.*4 outputs.*NaN"):
         TraMark(model, ring(), injection=ClosedForm(layer_names=("nope",)))
 
 

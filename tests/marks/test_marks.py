@@ -18,7 +18,8 @@ from tramark.lab.models.vit import VisionTransformer
 from tramark.marks.closed_form import ClosedForm
 from tramark.marks.directions import tell_apart, write_directions
 from tramark.marks.gradient import GradientSteps
-from tramark.marks.split import GraphRun, WholeRun, split
+from tramark.marks.runs import GraphRun, WholeRun
+from tramark.marks.split import split
 
 CLIENTS = ["a", "b", "c", "d"]
 

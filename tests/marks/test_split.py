@@ -12,7 +12,8 @@ from torch.nn import functional as F
 from tramark.lab.models.resnet import resnet18
 from tramark.lab.models.vit import VisionTransformer
 from tramark.marks import split as module
-from tramark.marks.split import GraphRun, WholeRun, split
+from tramark.marks.runs import GraphRun, WholeRun
+from tramark.marks.split import split
 
 
 def vit() -> nn.Module:

@@ -1,4 +1,8 @@
-"""fleet.aggregation"""
+"""Fold a round's updates into a fleet, one client after another.
+
+Nothing of a whole model's size is made for a client: tensors without marks go into the sum in pieces that fit a
+processor's cache, and only tensors with marks are built.
+"""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -14,18 +18,18 @@ if TYPE_CHECKING:
     from tramark.fleet.fleet import Fleet
 
 PIECE = 2**18
-"""Numbers folded in at a time: as many as stay in a processor's cache."""
+"""Numbers folded in at a time: as many as fit into a processor's cache."""
 
 
 class Observer(Protocol):
-    """Who is shown the updates of some tensors as they come in."""
+    """Sees the updates of some tensors as they come in."""
 
     @property
     def layers(self) -> Collection[str]:
         """The names of those tensors."""
 
     def observe(self, updates: Mapping[str, Tensor]) -> None:
-        """One client's updates of them, in memory that the next one's are written to."""
+        """Take note of one client's updates of them. The buffers are reused for the next client."""
 
 
 @dataclass
@@ -41,7 +45,7 @@ class Aggregation:
     _sum: Tensor = field(init=False, repr=False)
     _apart: set[str] = field(init=False, repr=False)
     _room: dict[str, Tensor] = field(init=False, repr=False)
-    """Where the updates that are shown are worked out: fresh memory for each client would take longer than the sums."""
+    """Buffers for the updates that the observer sees: allocating them for each client would take longer than summing."""
     _buffers: dict[str, Tensor] = field(init=False, repr=False)
     _marks: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
@@ -88,12 +92,12 @@ class Aggregation:
             self.observer.observe(seen)
 
     def mean(self) -> dict[str, Tensor]:
-        """What the base will be: the old one and the mean update, as a state dict."""
+        """The base after this round, as a state dict: the old one plus the mean update."""
         fleet, total = self.fleet, sum(self.taken.values())
         return fleet.layout.state(self._mean(fleet.base.clone()), self._mean_buffers()) if total else fleet.state()
 
     def gives(self, base: State) -> bool:
-        """Whether that is this mean, but for the last bits."""
+        """Whether a base equals `mean()` up to rounding."""
         total, old = sum(self.taken.values()), self.fleet.base
         for name, slot in self.fleet.layout.tensors.items():
             flat = (_pieces(base[name]), _pieces(slot.of(old)), _pieces(slot.of(self._sum)))
@@ -104,9 +108,9 @@ class Aggregation:
         return all(torch.allclose(base[n].double(), t.double(), rtol=1e-6, atol=1e-12) for n, t in own.items())
 
     def finish(self, base: State | None = None) -> None:
-        """Let the round take effect: the mean becomes the new base, or another one that was made of the updates.
+        """End the round: the mean becomes the new base, or `base` does, if it is given.
 
-        Without a single update the fleet stays as it is.
+        Without any update the fleet stays as it is.
         """
         if not self.taken:
             return
@@ -118,11 +122,11 @@ class Aggregation:
             fleet.rebase(base)
         for row, mark in self._marks.items():
             fleet.marks[row] = mark
-        # The largest things that a round needs, and the round goes on without them.
+        # The rest of the round does not need these, and they are the largest things that it has.
         self._sum, self._room = self._sum.new_empty(0), {}
 
     def _mean(self, base: Tensor) -> Tensor:
-        """The mean update added to a base, in place and in pieces: a whole quotient would be two models large."""
+        """Add the mean update to a base, in place and in pieces: a whole quotient would take the memory of two models."""
         total = sum(self.taken.values())
         for some, summed in zip(_pieces(base), _pieces(self._sum), strict=True):
             some += summed / total
@@ -140,7 +144,7 @@ class Aggregation:
 
 
 def _fold(total: Tensor, returned: Tensor, base: Tensor, dtype: torch.dtype, weight: float) -> None:
-    """total += weight · (returned − base), where what was really sent is the base in the model's dtype."""
+    """total += weight · (returned − sent), where sent is the base in the model's dtype."""
     for some, back, sent in zip(_pieces(total), _pieces(returned), _pieces(base), strict=True):
         some.add_(back.to(sent.device, sent.dtype) - sent.to(dtype).to(sent.dtype), alpha=weight)
 

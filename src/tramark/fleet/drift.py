@@ -32,8 +32,8 @@ class Drift:
     device : where the matrices live.
     sketch : rows of the sketch.
     dense : layers with no more inputs than that keep a matrix.
-    columns : of the updates, all clients' together, that are kept a round to see how the data pulls at the outputs;
-        layers with no more inputs and outputs than that keep a matrix.
+    columns : columns of all clients' updates that are kept in a round to estimate G; layers with no more inputs and
+        outputs than that keep a matrix.
     """
 
     def __init__(
@@ -82,8 +82,8 @@ class Drift:
     def _fold(self, name: str, rows: Tensor, count: int, *, start: int = 0, seed: int) -> None:
         """Add rows into a sketch of so many.
 
-        They go round and round it, each with a random sign: its square is that of the rows in expectation, and exactly
-        so while there are no more of them than it has.
+        They are added in turn, each with a random sign: the sketch's square is that of the rows in expectation, exactly
+        so while there are no more rows than the sketch has.
         """
         if name not in self._sum:
             self._sum[name] = torch.zeros(count, rows.shape[1], device=self.device)

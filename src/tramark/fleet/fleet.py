@@ -6,8 +6,8 @@ in update by update: with client i's update Δ_i (what came back minus what was 
     base ← base + Σ w_i Δ_i / Σ w_i            everywhere,
     mark_i ← mark_i + Δ_i inside the region     for a region of places,
 
-which is the paper's masked aggregation, θ_i + M_m ⊙ mean Δ + M_w ⊙ Δ_i, since a client's model shows the base only
-where its mark does not cover it. For a subspace the marks are written anew each round, and the updates alone are
+which is the paper's masked aggregation, θ_i + M_m ⊙ mean Δ + M_w ⊙ Δ_i, since a client's model equals the base
+outside the region. For a subspace the marks are written anew each round, and the updates alone are
 averaged: what was sent is subtracted first, so that marks never mix. Nothing of a client's size is ever made for that:
 tensors without marks go into the sum in pieces that fit a processor's cache, and only tensors with marks are built.
 """
@@ -45,7 +45,7 @@ class Fleet:
         self._taken: tuple[weakref.ref[Tensor], int, Region, Tensor] | None = None
 
     def settle(self, region: Region, marks: Tensor) -> None:
-        """Take up a region and everyone's marks in it, one row for each of `clients`."""
+        """Set the region and everyone's marks in it, one row for each of `clients`."""
         if marks.shape != (len(self.clients), region.size):
             raise SettingError(f"marks of shape {tuple(marks.shape)} for {len(self.clients)} clients × {region.size}")
         self.region, self.marks = region, marks
@@ -65,7 +65,7 @@ class Fleet:
         del self.clients[row]
 
     def weights(self, client: str, *, out: Tensor | None = None) -> Tensor:
-        """A client's weights as a flat vector: the base with its mark put in."""
+        """A client's weights as a flat vector: the base with its mark."""
         row = self._row(client)
         flat = self.base.clone() if out is None else out.copy_(self.base)
         if self.region is not None:
@@ -78,7 +78,7 @@ class Fleet:
         return self.layout.state(self.base, self.buffers, own)
 
     def sent(self, client: str, name: str, *, out: Tensor | None = None) -> Tensor:
-        """One tensor of a client's model, as precisely as the server knows it."""
+        """One tensor of a client's model, in the server's precision."""
         slot, row = self.layout.slots[name], self._row(client)
         tensor = slot.of(self.base).clone() if out is None else out.copy_(slot.of(self.base))
         if self.region is not None:
@@ -86,13 +86,13 @@ class Fleet:
         return tensor
 
     def update(self, client: str, name: str, returned: Tensor, *, out: Tensor | None = None) -> Tensor:
-        """How far one tensor of a client's model has moved: returned − sent, as it was sent in the model's dtype."""
+        """One client's update of a tensor: returned − sent, where sent is rounded to the model's dtype."""
         sent = self.sent(client, name, out=out)
         dtype = self.layout.slots[name].dtype
         return torch.sub(returned.to(sent.device, sent.dtype), sent.to(dtype).to(sent.dtype), out=sent)
 
     def unmarked(self, client: str, returned: State) -> dict[str, Tensor]:
-        """What a client would have returned, had it been sent the base."""
+        """A client's returned model with its mark taken off: base + (returned − sent)."""
         own = {
             name: (slot.of(self.base) + self.update(client, name, returned[name])).to(slot.dtype)
             for name, slot in ((name, self.layout.slots[name]) for name in self._marked)
@@ -100,7 +100,7 @@ class Fleet:
         return {name: own.get(name, returned[name]) for name in self.layout.order}
 
     def rebase(self, base: State) -> None:
-        """Take up another base; the marks stay what they are."""
+        """Replace the base; the marks stay."""
         self.base = self.layout.flatten(base)
         self.buffers = {name: as_dtype(base[name].cpu(), old.dtype) for name, old in self.buffers.items()}
 
@@ -136,14 +136,14 @@ class Fleet:
         self.region = load_region(region, self.layout) if region else None
 
     def load_base(self, state: Mapping[str, Tensor]) -> None:
-        """Take up the base and the buffers of a `state_dict`, and nothing else."""
+        """Load the base and the buffers of a `state_dict`, and nothing else."""
         if state["base"].shape != self.base.shape:
             raise SettingError(f"{state['base'].numel()} weights do not fit a model of {self.base.numel()}")
         self.base = state["base"].clone()
         self.buffers = {name: state[f"buffer.{name}"].clone() for name in self.layout.buffers}
 
     def _own(self, region: Region) -> Tensor:
-        """What the base holds in the region: taken once for everybody, as long as both stay what they are."""
+        """The base's own values in the region, cached until the base or the region changes."""
         if self._taken is not None:
             base, version, taken, own = self._taken
             if base() is self.base and version == self.base._version and taken is region:

@@ -1,6 +1,6 @@
 """A model's weights as one flat vector of d numbers, and back.
 
-Weights are a model's trainable floating-point parameters, each once, even if two names share it. All else in
+Weights are a model's trainable floating-point parameters; one that has two names counts once. Everything else in
 a state dict (batch-norm statistics, counters, frozen parameters) is a *buffer*: it is averaged like the weights,
 but no mark ever lives there.
 """

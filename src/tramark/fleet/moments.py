@@ -1,4 +1,7 @@
-"""fleet.moments"""
+"""Second moments of what a layer is fed (M) and of the gradients at its outputs (G), as matrices or as sketches.
+
+They say in which directions the clients' data lies and pulls. `tramark.fleet.drift` estimates them.
+"""
 
 import math
 from dataclasses import dataclass
@@ -52,7 +55,7 @@ class SketchedMoment:
 
     @cached_property
     def _gram(self) -> Tensor:
-        """A Aᵀ; of the upper half, which a factorisation does not read, only what is next to the lower one."""
+        """A Aᵀ. Only the lower triangle is filled; Cholesky reads nothing else."""
         count = len(self.rows)
         gram = self.rows.new_zeros(count, count)
         for start in range(0, count, 128):

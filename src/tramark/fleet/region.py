@@ -1,7 +1,7 @@
 """Where marks live.
 
 A region is k·d of a model's d degrees of freedom. It takes a mark out of a flat vector of weights and puts one
-in, and whatever it does leaves the rest alone: in the paper's terms, M_w ⊙ θ is what it takes and M_m ⊙ θ what it
+in, and changes nothing else: in the paper's terms, M_w ⊙ θ is what it takes and M_m ⊙ θ what it
 leaves. `Places` is the paper's region, a set of indices. `Subspace` is a set of directions in the input space of
 linear layers: there M_w is the projector Q Qᵀ and M_m its complement.
 """
@@ -33,7 +33,7 @@ class Region(Protocol):
         """Write the part of a mark that lies in one tensor into that tensor, in place; `own` is what it held before."""
 
     def absorb(self, slot: Slot, mark: Tensor, update: Tensor) -> None:
-        """Take a client's update of one tensor up into its mark, in place, as far as marks of this kind live on."""
+        """Add a client's update of one tensor to its mark, in place, if marks of this kind are kept from round to round."""
 
     def tensors(self, layout: Layout) -> set[str]:
         """The names of the tensors that a mark can change."""

@@ -32,7 +32,7 @@ Part = Literal["train", "held-out"]
 
 
 KEPT = 2**27
-"""At most about so many bytes of questions are kept as they were drawn."""
+"""Rendered questions are kept up to about this many bytes."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Keyring:
 
     Parameters
     ----------
-    clients : everyone who ever was in the federation, in the order of joining; those in `departed` have left.
+    clients : all who ever were in the federation, in the order of joining; those in `departed` have left.
     classes : number of labels r that the model can answer.
     questions : how many questions m are asked of each model (code), or 1 (label).
     pool : number of candidate questions of which `chosen` are used. Fixed beforehand, so that the choice can
@@ -222,17 +222,8 @@ class Keyring:
         return self._answers(self.clients[clients], self.chosen if questions is None else questions)
 
     def _answers(self, clients: Sequence[str], questions: Sequence[int]) -> Tensor:
-        """Answers to any questions of the pool; a longer pool leaves the earlier answers as they were.
-
-        A client's answers are the digits, in base r, of its own stream of words. A word yields as many as stay
-        uniform to within 2**-32, and no fewer: with a million clients, the stream is what one waits for.
-        """
-        digits = max(1, int(31 / math.log2(self.classes)))
-        place = torch.tensor(questions, dtype=torch.int64)
-        length = 8 * math.ceil(self.pool / digits)
-        words = bytearray().join(streams.stream(self.secret, "codeword", client, length=length) for client in clients)
-        table = torch.frombuffer(words, dtype=torch.int64).view(len(clients), -1) & (2**63 - 1)
-        return table[:, place // digits] // self.classes ** (place % digits) % self.classes
+        """Answers to any questions of the pool: clients × questions."""
+        return streams.codewords(self.secret, clients, questions, length=self.pool, symbols=self.classes)
 
     def variants(self, part: Part) -> range:
         """The numbers of the variants that marks are made with ("train"), or that suspects are asked ("held-out")."""

@@ -4,9 +4,8 @@ A source of questions is a small frozen description (which kind, which shape, ho
 federation's secret, the number of a question and the numbers of its variants it renders *raw* inputs: bytes
 for images, so that a question can travel as a PNG without changing; numbers for tables; ids for tokens.
 Pictures are computed in double precision and rounded to bytes, so that they come out alike on every machine.
-`prepare` turns raw inputs into what the model is fed. What tells two questions apart is drawn per question;
-what tells two variants of one question apart (the noise) is drawn per variant, so that some variants can be
-trained on and others held out.
+`prepare` turns raw inputs into what the model is fed. Each question has its own pattern, row or tokens; its
+variants differ by noise, so that marks can be made with some variants and suspects asked others.
 """
 
 import base64

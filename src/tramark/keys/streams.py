@@ -2,12 +2,13 @@
 
 Everything secret in a federation (questions, answers) is drawn from SHAKE-256 keyed with the
 federation's secret and separated by context, so that a keyring is 32 bytes and a few numbers. The bytes
-are turned into numbers by integer arithmetic alone: the same on every machine and in every version of
-torch, for as long as somebody may want to trace a leak.
+are turned into numbers by integer arithmetic alone, so that they are the same on every machine and in every
+version of torch: a leak may have to be traced years later.
 """
 
 import hashlib
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -48,6 +49,21 @@ def fractions(secret: bytes, *context: Context, shape: tuple[int, ...]) -> Tenso
 def permutation(secret: bytes, *context: Context, count: int) -> Tensor:
     """A random order of 0 … count-1."""
     return torch.argsort(integers(secret, *context, count=count, below=2**62), stable=True)
+
+
+def codewords(secret: bytes, names: Sequence[str], places: Sequence[int], *, length: int, symbols: int) -> Tensor:
+    """Each name's symbols (0 … symbols-1) at some places of its own codeword of this length: names × places.
+
+    A codeword is made of the digits, in base `symbols`, of a stream of 64-bit words. A word yields as many digits as
+    stay uniform to within 2**-32: with a million names, most of the time goes into the streams. A longer codeword
+    begins with the shorter one.
+    """
+    digits = max(1, int(31 / math.log2(symbols)))
+    place = torch.tensor(places, dtype=torch.int64)
+    octets = 8 * math.ceil(length / digits)
+    words = bytearray().join(stream(secret, "codeword", name, length=octets) for name in names)
+    table = torch.frombuffer(words, dtype=torch.int64).view(len(names), -1) & (2**63 - 1)
+    return table[:, place // digits] // symbols ** (place % digits) % symbols
 
 
 def _buffer(data: bytes, dtype: torch.dtype) -> Tensor:

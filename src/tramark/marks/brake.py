@@ -1,4 +1,4 @@
-"""marks.brake"""
+"""Limit the size of an edit by how much of the clients' gradients would run back through it."""
 
 import math
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from tramark.fleet.moments import Pull
 
 BRAKE = 0.6
-"""An edit may carry back at most this share of the gradient that runs through its layer and around it, each in its
-strongest direction."""
+"""Largest allowed ratio of the gradient that runs back through an edit to the gradient that runs through and around
+its layer, each in its strongest direction."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +42,7 @@ class Brake:
 
 
 def excess(changes: Sequence[Tensor], brakes: Sequence[Brake]) -> float:
+    """How many times larger than allowed the largest change of any layer is."""
     return max(brake.excess(change) for brake, change in zip(brakes, changes, strict=True))
 
 

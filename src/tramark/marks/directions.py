@@ -1,4 +1,4 @@
-"""marks.directions"""
+"""Find directions of a layer's input space to write along, and questions that these tell apart."""
 
 import torch
 from torch import Tensor
@@ -7,14 +7,14 @@ from torch.nn import functional as F
 from tramark.fleet.moments import Moment
 
 COLUMNS = 1024
-"""At most so many columns, if there are fewer variants: an N × N matrix is decomposed each round."""
+"""Largest number N of columns, unless there are more variants: an N × N matrix is decomposed each round."""
 
 
 def write_directions(inputs: Tensor, owner: Tensor, moment: Moment, ridge: float, residual: float) -> Tensor:
     """B (in × questions): the directions to write along, for a layer's inputs on all variants (N × … × in).
 
-    Where a layer runs at many positions, neighbours are taken together, so that there are at most `COLUMNS` columns, or
-    one for each variant.
+    Where a layer runs at many positions, neighbouring positions are averaged until there are at most `COLUMNS` columns
+    or one column for each variant.
 
     With Kᵀ M⁻¹ K = V s Vᵀ, what the edit does to a column is known in closed form for every λ, even for a column that
     is left out: coefficient over leverage. λ is the largest at which left-out columns still get at least 1 − `residual`
@@ -41,14 +41,14 @@ def write_directions(inputs: Tensor, owner: Tensor, moment: Moment, ridge: float
     enough = max(residual**2, 1.1 * min(shortfalls))
     damping = next(d for d, s in zip(dampings, shortfalls, strict=True) if s <= enough)
     edit: Tensor = solved @ (vectors @ (rotated / (spectrum + damping)[:, None])) / scale
-    # The same directions in other coordinates: a question's mean variant moves its own column by one, no other.
+    # In these coordinates a question's mean variant changes its own column by one and no other column.
     response = (member / member.sum(0)).T @ columns.T @ edit
     edit = edit @ torch.linalg.pinv(response, rtol=1e-4)
     return edit
 
 
 def tell_apart(features: Tensor, moment: Moment, ridge: float, count: int) -> list[int]:
-    """The `count` candidates that a layer tells apart best, where the clients' data is not.
+    """The `count` candidates that a layer tells apart best in directions that the clients' data does not use.
 
     What it costs the task to write an answer for features k alone is 1 / (kᵀ M⁻¹ k), so candidates (candidates × in)
     are compared in that metric; each pick is the one with the largest part that the earlier picks do not explain (a
@@ -70,7 +70,7 @@ def tell_apart(features: Tensor, moment: Moment, ridge: float, count: int) -> li
 
 
 def fewer_positions(inputs: Tensor, count: int) -> Tensor:
-    """A layer's inputs at no more than so many positions, each the mean of neighbours: inputs × positions × in."""
+    """A layer's inputs averaged to at most `count` positions: inputs × positions × in."""
     inputs = inputs.flatten(1, -2) if inputs.dim() > 2 else inputs[:, None]
     if inputs.shape[1] <= count:
         return inputs

@@ -1,4 +1,4 @@
-"""marks.injection"""
+"""What every way to make marks can do."""
 
 from typing import Protocol
 
@@ -16,7 +16,7 @@ class Injection(Protocol):
         """Names of the layers whose inputs' second moment is wanted, in the order in which the model runs them."""
 
     def begin(self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift) -> Keyring:
-        """At the end of warm-up: choose region and questions. Gives the keyring with the questions chosen."""
+        """Choose region and questions at the end of warm-up; returns the keyring with the chosen questions."""
 
     def inject(self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift) -> None:
         """Make everyone's marks for the fleet's present base. `model` is scratch space."""

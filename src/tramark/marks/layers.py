@@ -1,7 +1,7 @@
 """Layers that are matrices: linear ones, and convolutions, which are linear maps of patches.
 
 Marks can be written into either. A convolution is seen as a linear layer that runs at every place of its answer: it is
-fed a patch there, of channels × height × width numbers, and its weights are an out × in matrix of just that.
+fed a patch of channels × height × width numbers there, and its weights are an out × in matrix.
 """
 
 import operator
@@ -49,10 +49,10 @@ def linear_layers(model: nn.Module) -> list[str]:
 def editable_layers(model: nn.Module) -> list[str]:
     """Names of the layers that a mark can be written into, the best first.
 
-    The last hidden linear one comes first: by then the questions look least alike to the net, and little of it is left
-    to search through. Those whose answer is added to something else, at the end of a way around, stand behind the other
-    linear ones: in a transformer's blocks a mark takes ten times as much there. Then come convolutions, the last first.
-    The output layer is the last resort, since a change there moves the logits of the task itself.
+    The last hidden linear layer comes first: there the questions differ most, and few layers follow that the search
+    has to run through. Layers that feed a residual sum rank last among
+    the linear ones: in a transformer's blocks a mark takes ten times as large an edit there. Then come convolutions, the
+    last first. The output layer comes last, since an edit there changes the logits of the task itself.
 
     >>> editable_layers(nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(16, 8), nn.Linear(8, 2)))
     ['2', '0', '3']
@@ -78,7 +78,7 @@ def rows_fed(layer: nn.Module, inputs: Tensor) -> Tensor:
         return inputs
     padding = layer.padding
     if isinstance(padding, str):
-        # As many on one side as on the other, and one more behind if that does not come out even.
+        # Padding "same" is split evenly; an odd one goes behind.
         missing = [dilation * (size - 1) for dilation, size in zip(layer.dilation, layer.kernel_size, strict=True)]
         high, wide = missing if padding == "same" else (0, 0)
         inputs, padding = F.pad(inputs, (wide // 2, wide - wide // 2, high // 2, high - high // 2)), (0, 0)
@@ -87,12 +87,12 @@ def rows_fed(layer: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def rows_answered(layer: nn.Module, outputs: Tensor) -> Tensor:
-    """What it answers, likewise: inputs × … × out."""
+    """What a layer answers, as rows: inputs × … × out."""
     return outputs.flatten(2).transpose(1, 2) if isinstance(layer, nn.Conv2d) else outputs
 
 
 def _added(model: nn.Module) -> set[str]:
-    """The modules whose answer is added to something at once."""
+    """Names of the modules whose output is directly an operand of a sum."""
     graph = traced(model)
     if graph is None:
         return set()

@@ -1,6 +1,6 @@
 """Retouch questions for the model that will answer them.
 
-A pattern drawn at random is a good question by luck. What a good one is can be written down: with K (in × m) the marked
+A pattern drawn at random is a good question only by luck. With K (in × m) the marked
 layer's inputs for the m questions and M the second moment of its inputs on the clients' data, an edit that changes the
 layer's answers to them by R moves its answers on data by
 
@@ -25,19 +25,19 @@ from tramark.marks.layers import rows_fed
 from tramark.marks.split import split
 
 PIECE = 2**19
-"""About so many numbers of input are looked at a time: three colour images of 224×224."""
+"""Numbers of input that are run at a time, about: three colour images of 224×224."""
 
 
 RATE = 1.0
-"""Of the steps (Adam), on the logits of the brightness."""
+"""Learning rate (Adam) on the logits of the brightness."""
 
 
 FAINT = 0.03
-"""Where brightness begins: from black or white there is no way back."""
+"""Brightness is clamped to [FAINT, 1 − FAINT] at the start: the logits of black and white are infinite."""
 
 
 OPINION = 0.1
-"""An opinion of the base, as the sum of squares of its logits about their mean, that is too small to matter."""
+"""Opinions of the base below this (sum of squares of its logits about their mean) do not matter."""
 
 
 def retouch(
@@ -90,7 +90,7 @@ def _finer(coarse: int, size: int) -> Tensor:
 def _cost(features: Tensor, moment: Moment, ridge: float) -> Tensor:
     """tr (Kᵀ M⁻¹ K)⁻¹, up to a factor."""
     gram = features @ moment.solve(features.T, ridge)
-    # A layer too small for so many questions cannot tell them all apart.
+    # In a layer too small for its questions the matrix is singular.
     jitter = 1e-4 * gram.detach().diagonal().mean() + 1e-12
     inverse: Tensor = torch.linalg.inv((gram + gram.T) / 2 + jitter * torch.eye(len(gram), device=gram.device))
     return inverse.diagonal().sum()
@@ -109,7 +109,7 @@ class _Look:
         pieces = raw.split(max(1, PIECE // raw[0].numel()))
         if len(pieces) == 1:
             return self._look(raw)
-        # Of so many pictures, or so large ones, what is needed for the way back is made again when it is needed.
+        # For many or large pictures, activations are computed again in the backward pass instead of kept.
         seen = [checkpoint(self._look, piece, use_reentrant=False) for piece in pieces]
         return torch.cat([features for features, _ in seen]), torch.cat([logits for _, logits in seen])
 

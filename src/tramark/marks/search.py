@@ -1,4 +1,4 @@
-"""marks.search"""
+"""Search for the smallest changes of a layer's outputs that give every client's answers by a margin."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -15,26 +15,26 @@ from tramark.marks.layers import rows_fed
 from tramark.marks.split import Split, channels_last
 
 UNEVEN = 0.1
-"""How much it counts if the other labels lie too far apart, beside a margin that lacks as much."""
+"""Weight of unlevel other labels in the loss, relative to a missing margin of the same size."""
 
 
 PATIENCE = 15
-"""A search that has come no nearer in so many steps is given up, and likewise one that has had the margin, nearly, for
-so many without bringing the other labels level."""
+"""Steps without progress after which a search ends; also steps after which it stops levelling the other labels once the
+margin is nearly reached."""
 
 
 NEARLY = 0.1
-"""What share of the margin may be lacking where the search ends like that."""
+"""Share of the margin that may be missing when a search ends early."""
 
 
 STEPS = 100
-"""At most so many steps of a search."""
+"""Largest number of steps of a search."""
 
 BATCH = 2**21
-"""About so many numbers of the first layer's output are held at a time."""
+"""Numbers of the first layer's output that are held at a time, about."""
 
 Found = tuple[list[Tensor], bool]
-"""Changes of layers' answers, and whether they are what was sought."""
+"""Changes of the layers' outputs, and whether they reach the margin."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +62,7 @@ class AnswerSheet:
         return cls(inputs, owner.to(device), answers.to(device))
 
     def some(self, rows: Tensor) -> "AnswerSheet":
-        """The same for some of the inputs."""
+        """The sheet with some of the inputs only."""
         return replace(self, inputs=self.inputs[rows], owner=self.owner[rows])
 
 
@@ -80,26 +80,26 @@ class Search:
     """How the clients' data pulls at each layer's outputs: changes are small where it pulls hard."""
     sheet: "AnswerSheet"
     spread: float
-    """How far apart the logits of labels that are not wanted may lie."""
+    """How far apart the logits of the other labels may lie."""
     tolerance: float = 0.02
-    """What share of the margin may still be lacking in the end."""
+    """Share of the margin that may be missing in the end."""
 
     def within(self, brakes: Sequence["Brake"], margin: float) -> Iterator[tuple[slice, list[Tensor]]]:
         """The smallest changes that give the answers by the margin, for some clients at a time.
 
-        Where a brake is hit, everybody's come anew, by a smaller margin, and likewise where the net's logits do not get
-        as far apart as that; at a quarter they come as they are.
+        Where a change exceeds its brake, or the margin cannot be reached, the search starts again for all clients with
+        a smaller margin. At a quarter of the margin the changes are returned as they are.
         """
         pieces, coarse = self._pieces(), self._coarse()
         least, done = margin / 4, 0
         near: list[Tensor] | None = None
         while done < len(pieces):
             wanted = self.sheet.answers[pieces[done]]
-            # Most of the way is gone with one variant of each question; the others differ from it by a little.
+            # Start with one variant of each question: the others need nearly the same change.
             changes, found = coarse.smallest(wanted, margin, near)
             pushed = excess(changes, brakes)
             if not found or pushed <= 1 or margin == least:
-                # In a layer too small for its questions one variant may lead nowhere: then all start together.
+                # A layer too small for its questions may have no solution for one variant: then start with all.
                 changes, found = self.smallest(wanted, margin, changes if found else None)
                 pushed = excess(changes, brakes)
             if (found and pushed <= 1) or margin == least:
@@ -115,18 +115,17 @@ class Search:
         return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
     def _coarse(self) -> "Search":
-        """The same with one variant of each question."""
+        """This search with one variant of each question."""
         owner = self.sheet.owner
         first = torch.cat([owner.new_ones(1), owner.diff()]).nonzero().flatten()
         return replace(self, run=self.run.some(first), sheet=self.sheet.some(first), tolerance=0.1)
 
     def smallest(self, wanted: Tensor, margin: float, near: Sequence[Tensor] | None = None) -> Found:
-        """The smallest changes that give the wanted answers by the margin, from nothing or from what is near them.
+        """The smallest changes that give the wanted answers by the margin, starting from zero or from `near`.
 
-        Each step moves every (client, question) along the gradient of its margin by just as much as it still lacks, as
-        if the margin were linear; there is no step size to choose. Gives also whether there are such changes; if not,
-        they come as near to it as they can. Labels that cannot be brought level are not in the way: one of them would
-        take the margin from everybody.
+        Each step moves every (client, question) along the gradient of its margin by the length that would reach the
+        margin if it were linear; there is no step size to choose. Returns the changes and whether they reach the
+        margin; otherwise the closest found. Labels that cannot be levelled do not count against that.
         """
         clients, questions = wanted.shape
         if near is None:
@@ -145,7 +144,7 @@ class Search:
             changes = [change.detach().requires_grad_() for change in changes]
             logits = self._answer(changes)
             short, others = _short(logits, labels, margin)
-            # A variant counts by what it lacks, so that none comes or goes at a jump.
+            # Variants are weighted by what they miss, so that the loss is smooth.
             uneven = (others[:, None] - logits - self.spread).clamp_min(0).square().sum(1)
             lacking = torch.where(asked, short.square() + UNEVEN * uneven, 0).view(clients, -1)
             steepest = torch.autograd.grad(lacking.sum() / 2, changes)
@@ -160,7 +159,7 @@ class Search:
             waited = waited + 1 if float(short.detach().max()) <= NEARLY * margin else 0
             if PATIENCE in (stalled, waited):
                 break
-            # Where a step made things worse, the margin bends or another question interfered: go on more slowly.
+            # A step that made things worse was too long: the margin is not linear, or another question interfered.
             pace = torch.where(missing > before, 0.5 * pace, (1.2 * pace).clamp_max(1))
             before = missing
             ways = [pull.solve(gradient) for pull, gradient in zip(self.pulls, steepest, strict=True)]
@@ -169,7 +168,7 @@ class Search:
             moved = [
                 torch.addcmul(change, way, length[:, None], value=-1) for change, way in zip(changes, ways, strict=True)
             ]
-            # Where it went far astray, it begins again from the best so far, more slowly still.
+            # A client that went far astray starts again from its best so far, with shorter steps.
             astray = missing.sum(1) > 2 * least
             pace[astray] *= 0.5
             changes = _chosen(astray, best, moved)
@@ -178,7 +177,7 @@ class Search:
         return best, float(short.max()) <= NEARLY * margin
 
     def _answer(self, changes: Sequence[Tensor]) -> Tensor:
-        """Everyone's logits for the whole sheet, one client after another."""
+        """All clients' logits for the whole sheet, one client after another."""
         handles = [
             self.model.get_submodule(layer).register_forward_hook(_changed_by(change, edit))
             for layer, change, edit in zip(self.layers[1:], changes[1:], self.edits[1:], strict=True)
@@ -192,14 +191,14 @@ class Search:
 
 
 def _short(logits: Tensor, labels: Tensor, margin: float) -> tuple[Tensor, Tensor]:
-    """What each answer's margin lacks, and the largest logit of another label; nothing where nothing is asked (-1)."""
+    """Missing margin of each answer, zero where the client has no answer (-1), and the largest other logit."""
     column = labels.clamp_min(0)[:, None]
     others = logits.scatter(1, column, -torch.inf).amax(1)
     return torch.where(labels >= 0, (margin - (logits.gather(1, column)[:, 0] - others)).clamp_min(0), 0), others
 
 
 def _chosen(who: Tensor, ones: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
-    """The ones of some clients and the others of the rest; nothing is copied where it is all or none."""
+    """`ones` for the clients in `who`, `others` for the rest; nothing is copied if that is all or none."""
     if bool(who.all()):
         return list(ones)
     if not bool(who.any()):
@@ -208,7 +207,7 @@ def _chosen(who: Tensor, ones: Sequence[Tensor], others: Sequence[Tensor]) -> li
 
 
 def _changed_by(change: Tensor, edit: Tensor) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
-    """A hook that adds each client's own change to a layer's answer; the clients' inputs stand one after another."""
+    """A hook that adds each client's change to a layer's output; the batch holds one client's inputs after another's."""
 
     def hook(layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
         response = (rows_fed(layer, args[0]) @ edit).unflatten(0, (len(change), -1))

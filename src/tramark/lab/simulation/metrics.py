@@ -22,7 +22,8 @@ from tramark.fleet.scratch import device_of, loaded
 from tramark.keys.keyring import Keyring
 from tramark.lab.data import Dataset
 from tramark.lab.methods import Method, Verifiable
-from tramark.marks.split import GraphRun, channels_last, cut
+from tramark.marks.runs import GraphRun
+from tramark.marks.split import channels_last, cut
 
 FALSE_ACCUSATION = 1e-6
 
