@@ -31,7 +31,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 from safetensors.torch import load_file, save_file
 
-from tramark.integrations.flower.strategy import TraMarkStrategy
+from tramark.integrations.flower import TraMarkStrategy
 from tramark.lab.models import build
 
 SHAPES = {"cnn": (1, 28, 28), "small-cnn": (3, 32, 32), "alexnet": (3, 32, 32)}

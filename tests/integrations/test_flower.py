@@ -34,8 +34,8 @@ from flwr.simulation import run_simulation
 from flwr.supercore.task_identity import TaskIdentity
 
 from tramark import Keyring, TraMark
+from tramark.integrations.flower import TraMarkStrategy
 from tramark.integrations.flower.nodes import NAME, NODES
-from tramark.integrations.flower.strategy import TraMarkStrategy
 from tramark.lab.simulation.metrics import traceability
 from tramark.marks.closed_form import ClosedForm
 from tramark.vault.lock import default_key_file, make_key_file

@@ -133,8 +133,8 @@ def test_a_choice_with_pictures_changes_the_questions_and_nobodys_answers() -> N
     keyring = ring()
     pictures = torch.arange(16, dtype=torch.uint8).view(16, 1, 1, 1).expand(16, 1, 8, 8).contiguous()
     chosen = keyring.choose(range(20, 36), pictures)
-    assert chosen.retouched
-    assert not keyring.retouched
+    assert chosen.source.describe()["retouched"]
+    assert not keyring.source.describe()["retouched"]
     assert chosen.pictures is not None
     assert torch.equal(chosen.pictures, pictures)
     assert chosen.key("bob") == keyring.choose(range(20, 36)).key("bob")
@@ -148,9 +148,9 @@ def test_a_choice_with_pictures_changes_the_questions_and_nobodys_answers() -> N
 
 def test_a_server_retouches_what_it_chose_and_goes_on_with_it() -> None:
     server = TraMark(net(), ring(), warmup_rounds=0)
-    assert server.keyring.retouched
+    assert server.keyring.source.describe()["retouched"]
     plain = TraMark(net(), ring(), warmup_rounds=0, injection=ClosedForm(retouch=0))
-    assert not plain.keyring.retouched
+    assert not plain.keyring.source.describe()["retouched"]
     assert plain.keyring.chosen == server.keyring.chosen
     again = TraMark(net(), server.keyring, warmup_rounds=1)
     again.load_state_dict(server.state_dict())

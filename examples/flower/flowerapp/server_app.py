@@ -5,7 +5,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg, Strategy
 
 from flowerapp import task
-from tramark.integrations.flower.strategy import TraMarkStrategy
+from tramark.integrations.flower import TraMarkStrategy
 
 app = ServerApp()
 

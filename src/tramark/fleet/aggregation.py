@@ -45,7 +45,7 @@ class Aggregation:
     _sum: Tensor = field(init=False, repr=False)
     _apart: set[str] = field(init=False, repr=False)
     _room: dict[str, Tensor] = field(init=False, repr=False)
-    """Buffers for the updates that the observer sees: allocating them for each client would take longer than summing."""
+    """Buffers for the updates that the observer sees: allocating them for each client would take longer."""
     _buffers: dict[str, Tensor] = field(init=False, repr=False)
     _marks: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
@@ -126,7 +126,7 @@ class Aggregation:
         self._sum, self._room = self._sum.new_empty(0), {}
 
     def _mean(self, base: Tensor) -> Tensor:
-        """Add the mean update to a base, in place and in pieces: a whole quotient would take the memory of two models."""
+        """Add the mean update to a base, in place and in pieces: a whole quotient would take two models' memory."""
         total = sum(self.taken.values())
         for some, summed in zip(_pieces(base), _pieces(self._sum), strict=True):
             some += summed / total

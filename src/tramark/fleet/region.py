@@ -33,7 +33,7 @@ class Region(Protocol):
         """Write the part of a mark that lies in one tensor into that tensor, in place; `own` is what it held before."""
 
     def absorb(self, slot: Slot, mark: Tensor, update: Tensor) -> None:
-        """Add a client's update of one tensor to its mark, in place, if marks of this kind are kept from round to round."""
+        """Add a client's update of one tensor to its mark, in place, if marks of this kind are kept."""
 
     def tensors(self, layout: Layout) -> set[str]:
         """The names of the tensors that a mark can change."""

@@ -81,7 +81,6 @@ class Keyring:
     _rendered: dict[tuple[Part, tuple[int, ...]], Tensor] = field(default_factory=dict, init=False, compare=False)
 
     def __repr__(self) -> str:
-        """The keyring without its secret, and without a list of what may be a million clients."""
         asked = f"{self.questions} questions" if self.assignment == "code" else "one question each"
         return (
             f"Keyring({len(self.clients)} clients, {self.classes} classes, {self.assignment} answers, {asked}, "
@@ -191,11 +190,6 @@ class Keyring:
         if pictures is not None:
             raise SettingError(f"questions made by {type(self.source).__name__} cannot be retouched: only Patterns can")
         return replace(self, chosen=chosen)
-
-    @property
-    def retouched(self) -> bool:
-        """Whether the questions in use were retouched for the model."""
-        return isinstance(self.source, Patterns) and bool(self.source.retouched)
 
     @property
     def pictures(self) -> Tensor | None:

@@ -50,9 +50,9 @@ def editable_layers(model: nn.Module) -> list[str]:
     """Names of the layers that a mark can be written into, the best first.
 
     The last hidden linear layer comes first: there the questions differ most, and few layers follow that the search
-    has to run through. Layers that feed a residual sum rank last among
-    the linear ones: in a transformer's blocks a mark takes ten times as large an edit there. Then come convolutions, the
-    last first. The output layer comes last, since an edit there changes the logits of the task itself.
+    has to run through. Layers that feed a residual sum rank last among the linear ones: in a transformer a mark
+    takes ten times as large an edit there. Then come convolutions, the last first. The output layer comes last, since
+    an edit there changes the logits of the task itself.
 
     >>> editable_layers(nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(16, 8), nn.Linear(8, 2)))
     ['2', '0', '3']

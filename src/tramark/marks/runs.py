@@ -54,7 +54,7 @@ class _Run:
         return self._made_of([self, *others], torch.cat)
 
     def only(self, positions: Tensor, *, short: bool = False) -> Self:
-        """The run at fewer positions. The others keep their answers or, if `short`, what follows gets a shorter sequence."""
+        """The run at fewer positions; the others keep their answers or, if `short`, are left out behind the layer."""
         new = copy.copy(self)
         new.positions = positions
         new.layer_inputs = self.layer_inputs.flatten(1, -2)[:, positions]

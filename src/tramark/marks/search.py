@@ -207,7 +207,7 @@ def _chosen(who: Tensor, ones: Sequence[Tensor], others: Sequence[Tensor]) -> li
 
 
 def _changed_by(change: Tensor, edit: Tensor) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
-    """A hook that adds each client's change to a layer's output; the batch holds one client's inputs after another's."""
+    """A hook that adds each client's change to a layer's output; the batch holds one client after another."""
 
     def hook(layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
         response = (rows_fed(layer, args[0]) @ edit).unflatten(0, (len(change), -1))

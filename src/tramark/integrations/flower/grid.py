@@ -1,4 +1,4 @@
-"""integrations.flower.grid"""
+"""A grid that keeps few models in memory at a time."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 from torch import nn
 
 IN_FLIGHT = 2**26
-"""About so many bytes of models are in this process at once, on their way to or from the SuperLink."""
+"""Bytes of models in this process at a time, about, on their way to or from the SuperLink."""
 
 
 _Item = TypeVar("_Item")

@@ -1,4 +1,4 @@
-"""integrations.flower.memory"""
+"""What a strategy remembers from round to round, saved with the server's state."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,6 +8,23 @@ import torch
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor
+
+from tramark.server import TraMark
+
+
+class RememberingServer(TraMark):
+    """A server whose saved state includes what the inner strategy remembers."""
+
+    def __init__(self, strategy: Strategy, at_first: Mapping[str, Tensor], *args: Any, **options: Any) -> None:
+        self._strategy, self._at_first = strategy, at_first
+        super().__init__(*args, **options)
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"strategy": memory_of(self._strategy, unlike=self._at_first)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        remember(self._strategy, state.get("strategy", {}))
 
 
 def memory_of(strategy: Strategy, *, unlike: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:

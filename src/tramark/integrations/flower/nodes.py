@@ -1,4 +1,4 @@
-"""integrations.flower.nodes"""
+"""Which client each node is, and which nodes claim to be somebody else."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence

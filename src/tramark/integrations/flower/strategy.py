@@ -14,30 +14,28 @@ came back, that mean is kept instead of the replies, so that the server never ho
 """
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from logging import INFO, WARNING
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from logging import INFO
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedProx, FedYogi, Result, Strategy
 from torch import nn
 
-from tramark.errors import NoKey, SettingError, UpdateError
-from tramark.fleet.aggregation import Aggregation
-from tramark.fleet.layout import State
+from tramark.errors import SettingError
+from tramark.fleet.logits import Pick
+from tramark.integrations.flower.exchange import Exchange
 from tramark.integrations.flower.grid import Gradually
-from tramark.integrations.flower.memory import memory_of, remember
+from tramark.integrations.flower.memory import RememberingServer, memory_of
 from tramark.integrations.flower.nodes import Nodes, identify_nodes
-from tramark.keys.keyring import Keyring
-from tramark.keys.sources import Source
+from tramark.integrations.flower.records import Arrays, with_arrays
+from tramark.integrations.flower.vaults import open_or_make, outputs_of
+from tramark.keys.sources import Normalise, Source
 from tramark.marks.injection import Injection
 from tramark.server import TraMark
-from tramark.vault.lock import default_key_file, find_key, make_key_file
 from tramark.vault.store import Vault
 
 # These use nothing of the replies' arrays but their weighted mean.
@@ -52,9 +50,9 @@ class TraMarkStrategy(Strategy):
     strategy : the inner strategy, which samples nodes and aggregates.
     model : a model of the architecture that is trained. It is copied, and its device is used for making marks.
     vault : a `Vault`, or where to open one or make it. An existing one is gone on with.
-    input_shape, source, classes, questions : what a new vault's keyring is made for; see `Keyring.generate`. Without
-        `classes` it is the number of outputs of the model's last linear layer.
-    warmup_rounds, preset, injection : as for `TraMark`.
+    input_shape, normalise, source, classes, questions : what a new vault's keyring is made for; see
+        `Keyring.generate`. Without `classes` it is the number of outputs of the model's last linear layer.
+    warmup_rounds, preset, injection, logits : as for `TraMark`.
     identify : tells the clients' names, {node id: name}, given the grid and the node ids; `identify_nodes`, unless
         told.
     """
@@ -66,30 +64,38 @@ class TraMarkStrategy(Strategy):
         model: nn.Module,
         vault: Vault | str | Path,
         input_shape: tuple[int, ...] | None = None,
+        normalise: Normalise | None = None,
         source: Source | None = None,
         classes: int | None = None,
         questions: int | None = None,
         warmup_rounds: int = 25,
         preset: str = "default",
         injection: Injection | None = None,
+        logits: Pick | None = None,
         identify: "Callable[[Grid, Sequence[int]], Mapping[int, str]] | None" = None,
     ) -> None:
         self.strategy = strategy
         self.server: TraMark | None = None
         self._model = copy.deepcopy(model)
         self._place = vault
-        self._new = {
+        self._new: dict[str, Any] = {
             "input_shape": input_shape,
+            "normalise": normalise,
             "source": source,
-            "classes": classes or _outputs(model),
+            "classes": classes or outputs_of(model),
             "questions": questions,
         }
-        self._options = {"warmup_rounds": warmup_rounds, "preset": preset, "injection": injection}
+        self._options: dict[str, Any] = {
+            "warmup_rounds": warmup_rounds,
+            "preset": preset,
+            "injection": injection,
+            "logits": logits,
+        }
         self._nodes = Nodes(identify or identify_nodes)
         self._at_first = memory_of(strategy)
+        self._arrays: Arrays | None = None
         self._record: ArrayRecord | None = None
-        self._keys: list[str] = []
-        self._sent: list[tuple[Any, str]] = []
+        self._exchange: Exchange | None = None
         self._done = 0
 
     def summary(self) -> None:
@@ -157,19 +163,21 @@ class TraMarkStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Take everyone's mark off, let the inner strategy aggregate, and make the marks for its result."""
-        aggregation, usable, failed = self._take(replies)
         server = self._ready
+        aggregation = server.begin()
+        exchange = self._exchange or Exchange(server, self._known, self.strategy, linear=self._linear)
+        usable, failed = exchange.take(replies, aggregation)
         if self._linear and usable:
-            mean = self._to_record(aggregation.mean())
+            mean = self._known.record(aggregation.mean())
             for reply in usable.values():
-                reply.content = _with_arrays(reply.content, mean)
+                reply.content = with_arrays(reply.content, mean)
         # In the clients' order, whatever the order in which they answered.
         inner = [usable[client] for client in server.fleet.clients if client in usable]
         arrays, metrics = self.strategy.aggregate_train(server_round + self._done, [*inner, *failed])
         if arrays is None:
             aggregation, base = server.begin(), None
         else:
-            base = self._to_state(arrays)
+            base = self._known.state(arrays)
             # A mean of copies of the mean differs from it in the last bit, by which two runs would drift apart.
             if self._linear and aggregation.gives(base):
                 base = None
@@ -198,7 +206,6 @@ class TraMarkStrategy(Strategy):
         server = self._ready
         if not server.resume():
             return initial
-        remember(self.strategy, (self.vault.saved() or {}).get("strategy", {}))
         self._done = server.round
         self._record = None
         return self._base()
@@ -222,13 +229,18 @@ class TraMarkStrategy(Strategy):
         return self.server
 
     @property
+    def _known(self) -> Arrays:
+        assert self._arrays is not None
+        return self._arrays
+
+    @property
     def _linear(self) -> bool:
         return type(self.strategy) in _LINEAR
 
     def _personal(self, messages: Iterable[Message], arrays: ArrayRecord, grid: Grid) -> Iterable[Message]:
         """Messages whose model is replaced by their client's own."""
         messages = list(messages)
-        self._sent = []
+        self._exchange = None
         if not messages:
             return []
         # Everybody gets a key, whether sampled in this round or not.
@@ -241,79 +253,17 @@ class TraMarkStrategy(Strategy):
         )
         server = self._ready
         server.dispatch([names[message.metadata.dst_node_id] for message in allowed])
-        shared, slots, base = server.fleet.shared, server.fleet.layout.slots, self._base()
-
-        def personal() -> Iterator[Message]:
-            for message in allowed:
-                client = names[message.metadata.dst_node_id]
-                own = ArrayRecord(
-                    {
-                        key: base[key]
-                        if name in shared
-                        else Array(server.fleet.sent(client, name).to(slots[name].dtype))
-                        for key, name in zip(self._keys, server.fleet.layout.order, strict=True)
-                    }
-                )
-                if not any(record is arrays for record in message.content.values()):
-                    name = type(self.strategy).__name__
-                    raise SettingError(f"{name} does not send the arrays that it was given: they cannot be marked")
-                content = RecordDict({k: own if v is arrays else v for k, v in message.content.items()})
-                self._sent.append((message.metadata, client))
-                # A copy, which goes when it has been sent: the messages themselves are all kept until the round ends.
-                outgoing = copy.copy(message)
-                outgoing.content = content
-                yield outgoing
-
+        self._exchange = Exchange(server, self._known, self.strategy, linear=self._linear)
+        outgoing = self._exchange.send(allowed, names, arrays, self._base())
         # A grid of Flower's own goes through the messages twice.
-        return personal() if isinstance(grid, Gradually) else list(personal())
-
-    def _take(self, replies: Iterable[Message]) -> tuple[Aggregation, dict[str, Message], list[Message]]:
-        """Fold replies in one by one; gives those that can be used, by client, and those of failed clients."""
-        aggregation = self._ready.begin()
-        usable: dict[str, Message] = {}
-        failed: list[Message] = []
-        for reply in replies:
-            # A reply's sender is not always who it says, but what it replies to is known.
-            client = next((c for sent, c in self._sent if sent.message_id == reply.metadata.reply_to_message_id), None)
-            if client is None:
-                log(WARNING, "a reply to a message that was not sent in this round is ignored")
-                continue
-            if reply.has_error():
-                log(WARNING, "client %r failed: %s", client, reply.error.reason)
-                failed.append(reply)
-                continue
-            try:
-                returned = self._returned(client, reply.content)
-                aggregation.add(client, returned, self._weight(client, reply))
-            except UpdateError as error:
-                log(WARNING, "%s", error)
-                continue
-            plain = None if self._linear else self._to_record(self._ready.fleet.unmarked(client, returned))
-            reply.content = _with_arrays(reply.content, plain or ArrayRecord())
-            usable[client] = reply
-        return aggregation, usable, failed
-
-    def _returned(self, client: str, content: RecordDict) -> State:
-        if len(content.array_records) != 1:
-            raise UpdateError(client, f"{len(content.array_records)} array records instead of one")
-        try:
-            return self._to_state(next(iter(content.array_records.values())))
-        except Exception as error:  # whatever a node may send that is not an array
-            raise UpdateError(client, f"its arrays cannot be read ({type(error).__name__})") from error
-
-    def _weight(self, client: str, reply: Message) -> float:
-        key = _setting(self.strategy, "weighted_by_key", "num-examples")
-        for record in reply.content.metric_records.values():
-            if isinstance(weight := record.get(key), int | float):
-                return float(weight)
-        raise UpdateError(client, f"it does not say its weight, {key!r}")
+        return outgoing if isinstance(grid, Gradually) else list(outgoing)
 
     def _serve(self, arrays: ArrayRecord, clients: Iterable[str]) -> None:
         """Have a server that knows these clients and has these arrays for a base."""
         clients = sorted(set(clients))
         if self.server is None:
             if not isinstance(self._place, Vault):
-                self._place = self._make_vault(Path(self._place), clients)
+                self._place = open_or_make(Path(self._place), clients, self._new)
             if self._place.saved() is not None:
                 raise SettingError(
                     "the vault holds a training already: a strategy around this one must start with what resume() gives"
@@ -325,81 +275,18 @@ class TraMarkStrategy(Strategy):
             server.join(*new)
         if self._record is not None and arrays is not self._record:
             # A strategy around this one, such as differential privacy, has changed the base.
-            server.rebase(self._to_state(arrays))
+            server.rebase(self._known.state(arrays))
             self._record = arrays
 
     def _begin(self, arrays: ArrayRecord) -> None:
-        self._keys = list(arrays)
-        model_state = self._model.state_dict()
-        if set(self._keys) == set(model_state):
-            self._keys = list(model_state)
-        elif len(self._keys) != len(model_state):
-            raise SettingError(
-                f"{len(self._keys)} arrays to begin with do not fit a model of {len(model_state)} tensors"
-            )
-        self._model.load_state_dict(self._to_state(arrays))
-        self.server = TraMark(self._model, vault=_Keeper(self.vault, self), **self._options)  # type: ignore[arg-type]
+        self._arrays = Arrays(self._model, arrays)
+        self._model.load_state_dict(self._arrays.state(arrays))
+        self.server = RememberingServer(self.strategy, self._at_first, self._model, vault=self.vault, **self._options)
         self._record = arrays
         self._nodes.begin(self.vault)
-
-    def _make_vault(self, path: Path, clients: Sequence[str]) -> Vault:
-        if path.exists():
-            return Vault.open(path)
-        keyring = Keyring.generate(clients=clients, **self._new)  # type: ignore[arg-type]
-        try:
-            key = find_key(path)
-        except NoKey:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            make_key_file(default_key_file(path))
-            key = find_key(path)
-            log(WARNING, "no passphrase given: the vault's key goes to %s", default_key_file(path))
-        return Vault.create(path, keyring, passphrase=key.passphrase, key_file=key.key_file)
 
     def _base(self) -> ArrayRecord:
         """The unmarked base, made once a round."""
         if self._record is None:
-            self._record = self._to_record(self._ready.fleet.state())
+            self._record = self._known.record(self._ready.fleet.state())
         return self._record
-
-    def _to_record(self, state: State) -> ArrayRecord:
-        order = self._ready.fleet.layout.order
-        return ArrayRecord({key: Array(state[name]) for key, name in zip(self._keys, order, strict=True)})
-
-    def _to_state(self, record: ArrayRecord) -> State:
-        names = dict(zip(self._keys, self._model.state_dict(), strict=True))
-        return {names.get(key, key): torch.from_numpy(np.asarray(array.numpy())) for key, array in record.items()}
-
-
-class _Keeper:
-    """The vault as the server sees it: with the inner strategy's memory in what is saved."""
-
-    def __init__(self, vault: Vault, outer: TraMarkStrategy) -> None:
-        self._vault, self._outer = vault, outer
-        self.issue, self.saved = vault.issue, vault.saved
-
-    @property
-    def keyring(self) -> Keyring:
-        return self._vault.keyring
-
-    def save(self, keyring: Keyring, state: Mapping[str, Any]) -> None:
-        memory = memory_of(self._outer.strategy, unlike=self._outer._at_first)
-        self._vault.save(keyring, {**state, "strategy": memory})
-
-
-def _with_arrays(content: RecordDict, arrays: ArrayRecord) -> RecordDict:
-    """A reply's records with other arrays."""
-    return RecordDict({name: arrays if isinstance(r, ArrayRecord) else r for name, r in content.items()})
-
-
-def _setting(strategy: Strategy, name: str, default: str) -> str:
-    """A setting of a strategy, or of the one that it wraps."""
-    while not hasattr(strategy, name) and hasattr(strategy, "strategy"):
-        strategy = strategy.strategy
-    return str(getattr(strategy, name, default))
-
-
-def _outputs(model: nn.Module) -> int:
-    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    if not linear:
-        raise SettingError(f"{type(model).__name__} has no linear layer: say how many labels it has by classes=…")
-    return linear[-1].out_features

@@ -1,0 +1,74 @@
+"""The messages of one round: each client's own model out, and updates with the marks taken off back in."""
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from logging import WARNING
+from typing import Any
+
+from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp.strategy import Strategy
+
+from tramark.errors import SettingError, UpdateError
+from tramark.fleet.aggregation import Aggregation
+from tramark.integrations.flower.records import Arrays, weight_of, with_arrays
+from tramark.server import TraMark
+
+
+class Exchange:
+    """What was sent to whom in a round, and what came back.
+
+    `linear` says that the strategy uses nothing but the weighted mean of the replies: then their arrays are dropped as
+    soon as they are folded in.
+    """
+
+    def __init__(self, server: TraMark, arrays: Arrays, strategy: Strategy, *, linear: bool) -> None:
+        self._server, self._arrays, self._strategy, self._linear = server, arrays, strategy, linear
+        # Flower sets a message's id, in its metadata, when it is really sent.
+        self._sent: list[tuple[Any, str]] = []
+
+    def send(
+        self, messages: Sequence[Message], names: Mapping[int, str], arrays: ArrayRecord, base: ArrayRecord
+    ) -> Iterator[Message]:
+        """The messages with `arrays`, the base that the strategy sends, replaced by each client's own model."""
+        for message in messages:
+            client = names[message.metadata.dst_node_id]
+            if not any(record is arrays for record in message.content.values()):
+                name = type(self._strategy).__name__
+                raise SettingError(f"{name} does not send the arrays that it was given: they cannot be marked")
+            own = self._arrays.personal(self._server.fleet, client, base)
+            # A copy, which is freed once it is sent: the messages themselves are kept until the round ends.
+            outgoing = copy.copy(message)
+            outgoing.content = RecordDict({k: own if v is arrays else v for k, v in message.content.items()})
+            self._sent.append((message.metadata, client))
+            yield outgoing
+
+    def take(self, replies: Iterable[Message], aggregation: Aggregation) -> tuple[dict[str, Message], list[Message]]:
+        """Fold replies in one by one; returns those that can be used, by client, and those of failed clients."""
+        usable: dict[str, Message] = {}
+        failed: list[Message] = []
+        clients: dict[str, str] = {}
+        for reply in replies:
+            # The first reply is asked for once all messages are sent.
+            clients = clients or {sent.message_id: client for sent, client in self._sent}
+            # A reply's sender is not always who it says, but what it replies to is known.
+            client = clients.get(reply.metadata.reply_to_message_id)
+            if client is None:
+                log(WARNING, "a reply to a message that was not sent in this round is ignored")
+                continue
+            if reply.has_error():
+                log(WARNING, "client %r failed: %s", client, reply.error.reason)
+                failed.append(reply)
+                continue
+            try:
+                returned = self._arrays.returned(client, reply)
+                aggregation.add(client, returned, weight_of(client, reply, self._strategy))
+            except UpdateError as error:
+                log(WARNING, "%s", error)
+                continue
+            plain = ArrayRecord()
+            if not self._linear:
+                plain = self._arrays.record(self._server.fleet.unmarked(client, returned))
+            reply.content = with_arrays(reply.content, plain)
+            usable[client] = reply
+        return usable, failed

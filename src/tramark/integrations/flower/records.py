@@ -1,0 +1,76 @@
+"""Models as Flower's records: which array is which tensor, and what a reply holds."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.serverapp.strategy import Strategy
+from torch import nn
+
+from tramark.errors import SettingError, UpdateError
+from tramark.fleet.fleet import Fleet
+from tramark.fleet.layout import State
+
+
+class Arrays:
+    """Turns state dicts of a model into array records and back.
+
+    Records need not use the model's names: arrays under other names are taken in the model's order.
+    """
+
+    def __init__(self, model: nn.Module, record: ArrayRecord) -> None:
+        self.names = list(model.state_dict())
+        keys = list(record)
+        if len(keys) != len(self.names):
+            raise SettingError(f"{len(keys)} initial arrays do not fit a model of {len(self.names)} tensors")
+        self.keys: Sequence[str] = self.names if set(keys) == set(self.names) else keys
+
+    def record(self, state: State) -> ArrayRecord:
+        """A state dict as a record."""
+        return ArrayRecord({key: Array(state[name]) for key, name in zip(self.keys, self.names, strict=True)})
+
+    def state(self, record: ArrayRecord) -> State:
+        """A record as a state dict. Unknown arrays keep their names, so that the server can refuse them."""
+        names = dict(zip(self.keys, self.names, strict=True))
+        return {names.get(key, key): torch.from_numpy(np.asarray(array.numpy())) for key, array in record.items()}
+
+    def personal(self, fleet: Fleet, client: str, base: ArrayRecord) -> ArrayRecord:
+        """A client's own model; tensors that all clients share are taken from the base's record."""
+        own = {
+            name: Array(fleet.sent(client, name).to(fleet.layout.slots[name].dtype))
+            for name in self.names
+            if name not in fleet.shared
+        }
+        return ArrayRecord({k: own.get(name, base[k]) for k, name in zip(self.keys, self.names, strict=True)})
+
+    def returned(self, client: str, reply: Message) -> State:
+        """The model that a client returned; `UpdateError` if the reply has none that can be read."""
+        records = reply.content.array_records
+        if len(records) != 1:
+            raise UpdateError(client, f"{len(records)} array records instead of one")
+        try:
+            return self.state(next(iter(records.values())))
+        except Exception as error:  # whatever a node may send that is not an array
+            raise UpdateError(client, f"its arrays cannot be read ({type(error).__name__})") from error
+
+
+def weight_of(client: str, reply: Message, strategy: Strategy) -> float:
+    """A client's weight in the mean, under the metric that the strategy weights by."""
+    key = _setting(strategy, "weighted_by_key", "num-examples")
+    for record in reply.content.metric_records.values():
+        if isinstance(weight := record.get(key), int | float):
+            return float(weight)
+    raise UpdateError(client, f"it does not say its weight, {key!r}")
+
+
+def with_arrays(content: RecordDict, arrays: ArrayRecord) -> RecordDict:
+    """A reply's records with other arrays."""
+    return RecordDict({name: arrays if isinstance(r, ArrayRecord) else r for name, r in content.items()})
+
+
+def _setting(strategy: Strategy, name: str, default: str) -> str:
+    """A setting of a strategy, or of the one that it wraps."""
+    while not hasattr(strategy, name) and hasattr(strategy, "strategy"):
+        strategy = strategy.strategy
+    return str(getattr(strategy, name, default))
