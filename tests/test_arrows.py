@@ -76,6 +76,27 @@ def test_evidence_knows_neither_torch_nor_the_product(path: Path) -> None:
     assert outside <= {"tramark", "numpy", "scipy", "cryptography"}
 
 
+def drawn() -> dict[str, set[str]]:
+    """The rooms on the map in docs/architecture.md, with the modules that each line names."""
+    page = (Path(__file__).parent.parent / "docs" / "architecture.md").read_text()
+    block = page.partition("```\nsrc/tramark/\n")[2].partition("```")[0]
+    rows = [line.split(maxsplit=1) for line in block.splitlines()]
+    return {
+        name.rstrip("/").removesuffix(".py"): set(text.rpartition(": ")[2].split(", ")) if ": " in text else set()
+        for name, text in rows
+    }
+
+
+def test_the_map_is_the_tree() -> None:
+    rooms = drawn()
+    assert rooms.keys() == {room(path) for path in FILES}
+    for name in rooms.keys() - {"errors", "server", "cli", "lab", "integrations"}:
+        assert rooms[name] == {path.stem for path in (ROOT / name).glob("*.py")} - {"__init__"}, name
+    for name in ("lab", "integrations"):
+        folders = {path.name for path in (ROOT / name).iterdir() if (path / "__init__.py").exists()}
+        assert rooms[name] == folders, name
+
+
 def test_importing_tramark_loads_nothing_heavy() -> None:
     script = "import sys, tramark; assert not {'torch', 'numpy', 'scipy'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -1,7 +1,7 @@
 """The server's side of a federation whose every client gets its own marked model.
 
-Warm-up rounds are plain FedAvg. At their end the region and the questions are chosen, and from then on each round
-aggregates, makes everyone's marks, sampled or not, and dispatches personalised models.
+Warm-up rounds are plain FedAvg. At their end the region and the questions are chosen. From then on each round
+aggregates, makes the marks of all clients, whether they took part or not, and dispatches personalised models.
 """
 
 import copy
@@ -36,7 +36,7 @@ Samples = Mapping[str, float] | None
 
 @dataclass(frozen=True)
 class RoundReport:
-    """What became of a round: whose updates were used, and whose were refused, and why."""
+    """What a round used: whose updates went in, and whose were refused, and why."""
 
     round: int
     used: tuple[str, ...]
@@ -157,9 +157,9 @@ class TraMark:
         return replace(self.end(aggregation), refused=refused)
 
     def begin(self) -> Aggregation:
-        """Begin a round by hand: `add` to what this gives, then `end` it. `collect` does both.
+        """Begin a round by hand: `add` updates to what this returns, then `end` the round. `collect` does both.
 
-        A round that is begun and not ended has changed nothing.
+        A round that is not ended changes nothing.
         """
         self.drift.forget()
         return self.fleet.begin(self.drift)
@@ -167,7 +167,7 @@ class TraMark:
     def end(self, aggregation: Aggregation, base: State | None = None) -> RoundReport:
         """End a round: aggregate, then make everyone's marks anew.
 
-        The new base is the mean of the updates, unless another one is given that was made of them.
+        The new base is the mean of the updates, or `base`, if another aggregation rule made one from them.
         """
         aggregation.finish(base)
         self.drift.settle()
@@ -190,7 +190,7 @@ class TraMark:
         return True
 
     def join(self, *clients: str) -> None:
-        """Let clients in. Nobody else's key changes; their marks are made at once if the others have theirs."""
+        """Add clients. Nobody else's key changes. If the others have marks already, the new ones get theirs at once."""
         keyring = self.keyring
         for client in clients:
             keyring = keyring.join(client)
@@ -198,12 +198,12 @@ class TraMark:
         self._save()
 
     def leave(self, client: str) -> None:
-        """Let a client go. What it leaks of the past can still be traced."""
+        """Remove a client. What it leaked before can still be traced."""
         self._follow(self.keyring.leave(client))
         self._save()
 
     def rebase(self, base: State) -> None:
-        """Take up another base between two rounds, and make everyone's marks for it."""
+        """Replace the base between two rounds, and make the marks for it."""
         if problem := self.fleet.layout.problem(base):
             raise SettingError(f"this is not a base for this federation: {problem}")
         self.fleet.rebase(base)
@@ -246,13 +246,13 @@ class TraMark:
         self._follow(self.keyring)
 
     def mark(self) -> None:
-        """Make everyone's marks now; the first time, choose the region and the questions. `collect` does it."""
+        """Make everyone's marks now; the first time, choose region and questions first. `collect` calls this."""
         if not self.marked:
             self.keyring = self.injection.begin(self.model, self.fleet, self.keyring, self.drift)
         self.injection.inject(self.model, self.fleet, self.keyring, self.drift)
 
     def _follow(self, keyring: Keyring) -> None:
-        """Take up a keyring in which clients joined or left."""
+        """Use a keyring in which clients joined or left, and bring the fleet in line with it."""
         new = [client for client in keyring.active if client not in self.fleet.clients]
         for client in set(self.fleet.clients) - set(keyring.active):
             self.fleet.leave(client)
@@ -263,7 +263,7 @@ class TraMark:
             self.injection.inject(self.model, self.fleet, self.keyring, self.drift)
 
     def _save(self) -> None:
-        # Until the vault has it, nothing of it is sent: `dispatch` tries again if this fails.
+        # Nothing is sent before the vault has it: `dispatch` tries again if this fails.
         self._saved = False
         self._issued.clear()
         if self.vault is not None:

@@ -28,7 +28,7 @@ class RememberingServer(TraMark):
 
 
 def memory_of(strategy: Strategy, *, unlike: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """What a strategy remembers from round to round: its arrays, and numbers that are not what they were at first."""
+    """A strategy's arrays, and its numbers that differ from those in `unlike`."""
     found: dict[str, Tensor] = {}
     for name, value in vars(strategy).items():
         if isinstance(value, Strategy):

@@ -3,9 +3,9 @@
     strategy = FedAvg(fraction_train=0.5)
     strategy = TraMarkStrategy(strategy, model=Net(), vault="vault", input_shape=(3, 32, 32))
 
-The inner strategy goes on as if nothing had happened. It samples nodes and sends the base model; each message is given
-its own client's model instead. What comes back is handed to it with the client's own mark taken off, base + (returned −
-sent), so that a mean, a median or an adaptive optimiser keeps its meaning. What it makes of that is the next base. A
+The inner strategy notices nothing. It samples nodes and sends the base model; each message gets its own client's model
+instead. The inner strategy receives the replies with the client's mark taken off, base + (returned − sent), so that a
+mean, a median or an adaptive optimiser keeps its meaning. What it makes of them is the next base. A
 finished round is in the vault before anything of the next is sent, and an app that is started again with the same
 vault goes on after the last finished round.
 
@@ -120,7 +120,7 @@ class TraMarkStrategy(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Train for `num_rounds` in all, of which those that the vault knows are done."""
+        """Train for `num_rounds` in all; rounds that are in the vault already count."""
         arrays = self.resume(initial_arrays)
         done = self._done
         if done:
@@ -192,10 +192,10 @@ class TraMarkStrategy(Strategy):
         return self.strategy.aggregate_evaluate(server_round + self._done, list(replies))
 
     def resume(self, initial: ArrayRecord) -> ArrayRecord:
-        """Open the vault, if there is one, and bring the server to where it was; gives the arrays to begin with.
+        """Open the vault, if there is one, and restore the server; returns the arrays to begin with.
 
-        `start` does it. A strategy around this one has a start of its own: it is to be given these arrays, and as many
-        rounds fewer as are `done`.
+        `start` does it. A strategy around this one has a start of its own: give it these arrays, and `done` rounds
+        fewer.
         """
         if self.server is None:
             if isinstance(self._place, str | Path):
@@ -238,7 +238,7 @@ class TraMarkStrategy(Strategy):
         return type(self.strategy) in _LINEAR
 
     def _personal(self, messages: Iterable[Message], arrays: ArrayRecord, grid: Grid) -> Iterable[Message]:
-        """Messages whose model is replaced by their client's own."""
+        """The messages, each with its own client's model."""
         messages = list(messages)
         self._exchange = None
         if not messages:
@@ -259,7 +259,7 @@ class TraMarkStrategy(Strategy):
         return outgoing if isinstance(grid, Gradually) else list(outgoing)
 
     def _serve(self, arrays: ArrayRecord, clients: Iterable[str]) -> None:
-        """Have a server that knows these clients and has these arrays for a base."""
+        """Make sure that the server knows these clients and has these arrays as its base."""
         clients = sorted(set(clients))
         if self.server is None:
             if not isinstance(self._place, Vault):
