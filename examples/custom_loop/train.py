@@ -14,11 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tramark import Keyring, TraMark, trace
+from tramark import Keyring, TraMark, Vault, make_key_file, trace
 from tramark.lab.data import load
 from tramark.lab.simulation.partition import iid
-from tramark.vault.lock import default_key_file, make_key_file
-from tramark.vault.store import Vault
 
 CLIENTS = ["charite", "mayo", "karolinska", "lund", "oslo"]
 LEAKER = "mayo"
@@ -51,8 +49,8 @@ def open_vault(path: Path) -> Vault:
     if path.exists():
         return Vault.open(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    keyring = Keyring.generate(clients=CLIENTS, classes=10, input_shape=(1, 8, 8))
-    return Vault.create(path, keyring, key_file=make_key_file(default_key_file(path)))
+    keyring = Keyring.generate(clients=CLIENTS, classes=10, input_shape=(1, 8, 8), normalise=(0.5, 0.5))
+    return Vault.create(path, keyring, key_file=make_key_file(path.with_name(path.name + ".key")))
 
 
 def main() -> None:
@@ -84,7 +82,7 @@ def main() -> None:
         suspect = make_model()
         suspect.load_state_dict(torch.load(options.out / "leaked.pt"))
         verdict = trace(suspect, server.keyring)
-    print(f"leaked.pt: {', '.join(verdict.clients) or verdict.verdict}, after {verdict.queries} questions")
+    print(f"leaked.pt: {', '.join(verdict.clients) or verdict.finding}, after {verdict.queries} questions")
 
 
 if __name__ == "__main__":
