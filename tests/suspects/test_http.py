@@ -28,7 +28,8 @@ from tramark.suspects.conventions import Conventions
 from tramark.suspects.files import open_suspect
 from tramark.suspects.http import HttpOptions
 from tramark.suspects.inference import V2Suspect
-from tramark.suspects.json_api import JsonSuspect, JsonTemplate, png
+from tramark.suspects.json_api import JsonSuspect, JsonTemplate
+from tramark.suspects.png import png
 
 SHAPE = (1, 28, 28)
 PREPARE = triggers.for_shape(SHAPE).prepare
@@ -130,7 +131,7 @@ def v2(output: Callable[[int], dict[str, Any]], metadata: Any = METADATA) -> Res
 
 
 def ask_v2(server: Server, options: HttpOptions = QUICK, count: int = 1, **how: Any) -> list[int]:
-    how = {"conventions": PREPARE, "model": "m", **how}
+    how = {"conventions": PREPARE, "served": "m", **how}
     labels: list[int] = V2Suspect(server.url, options=options, **how).ask(questions(count)).labels.tolist()
     return labels
 
@@ -178,7 +179,7 @@ class TestV2:
         names = {f"class {label}": label for label in range(10)} if kind == "names" else None
         with serving(respond) as server, torch.no_grad():
             conventions = Conventions(prepare=PREPARE, labels=names)
-            suspect = V2Suspect(server.url, model="m", conventions=conventions, options=QUICK, batch=batch)
+            suspect = V2Suspect(server.url, served="m", conventions=conventions, options=QUICK, batch=batch)
             answers = suspect.ask(raw)
             wanted = model(PREPARE(raw))
         assert torch.equal(answers.labels, wanted.argmax(1))
@@ -187,15 +188,15 @@ class TestV2:
         assert len(server.requests) == 1 + -(-7 // batch)
 
     def test_addresses(self) -> None:
-        for url, model in [
+        for url, served in [
             ("http://h:1", "m"),
             ("http://h:1/", "m"),
             ("http://h:1/v2", "m"),
             ("http://h:1/v2/models/m", None),
             ("http://h:1/v2/models/m/infer", None),
         ]:
-            assert V2Suspect(url, model=model, conventions=PREPARE).client.url == "http://h:1/v2/models/m"
-        assert V2Suspect("http://h", model="a/b", conventions=PREPARE).client.url == "http://h/v2/models/a%2Fb"
+            assert V2Suspect(url, served=served, conventions=PREPARE).client.url == "http://h:1/v2/models/m"
+        assert V2Suspect("http://h", served="a/b", conventions=PREPARE).client.url == "http://h/v2/models/a%2Fb"
         for url, says in [
             ("http://h:1", "which model"),
             ("ftp://h/v2/models/m", "not an http"),
@@ -413,7 +414,7 @@ class TestJson:
             with pytest.raises(SuspectError):
                 JsonTemplate(**how)
         table = JsonSuspect("http://h", JsonTemplate(body="{png}", label="a"), conventions=Conventions())
-        with pytest.raises(SuspectError, match="no images"):
+        with pytest.raises(SuspectError, match="not images"):
             table.preview(torch.zeros(1, 5))
         with pytest.raises(SuspectError, match="2 channels"):
             png(torch.zeros(2, 3, 3, dtype=torch.uint8))
@@ -492,7 +493,7 @@ HOSTILE: dict[str, tuple[Responder, type[SuspectError], str]] = {
     "flood": (flood, SuspectError, "more than 65536 bytes"),
     "flood in chunks": (flood_in_chunks, SuspectError, "more than 65536 bytes"),
     "cut short": (announce, SuspectUnavailable, "in the middle of a response"),
-    "cut chunks": (cut_chunks, SuspectUnavailable, "does not answer"),
+    "cut chunks": (cut_chunks, SuspectUnavailable, "in the middle of a response"),
     "hang up": (hang_up, SuspectUnavailable, "does not answer"),
     "no HTTP": (nonsense, SuspectUnavailable, "does not answer"),
     "HTML": (
@@ -653,7 +654,7 @@ class TestSecrets:
             with pytest.raises(SuspectError) as caught:
                 suspect.ask(questions(1))
         chain: BaseException | None = caught.value
-        told = repr(suspect) + repr(vars(suspect.client)["headers"]) + suspect.preview(questions(2))
+        told = repr(suspect) + repr(suspect.client.headers) + suspect.preview(questions(2))
         while chain is not None:
             told += str(chain) + repr(chain)
             chain = chain.__cause__
@@ -672,7 +673,7 @@ class TestSecrets:
 class TestPreview:
     def test_nothing_is_sent(self) -> None:
         with serving(v2(lambda n: {})) as server:
-            suspect = V2Suspect(server.url, model="m", conventions=PREPARE, batch=3)
+            suspect = V2Suspect(server.url, served="m", conventions=PREPARE, batch=3)
             told = suspect.preview(questions(7))
             assert "7 questions in 3 requests" in told
             assert f"GET {server.url}/v2/models/m" in told

@@ -1,4 +1,7 @@
-"""fleet.scratch"""
+"""A scratch model: one module that takes the weights of any client in turn, and evaluation mode for it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -6,21 +9,26 @@ from torch import Tensor, nn
 from tramark.fleet.fleet import Fleet
 
 
-class loaded:  # noqa: N801 - reads as a phrase: with loaded(model, fleet)
-    """A scratch model with the fleet's base (or other weights) in it, in evaluation mode while it lasts."""
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode within the block. After it each submodule is in its former mode again, frozen ones included."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        # Not by eval(), which modules may override or refuse.
+        for module, _ in modes:
+            module.training = False
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
-    def __init__(self, model: nn.Module, fleet: Fleet, weights: Tensor | None = None) -> None:
-        self._model, self._fleet = model, fleet
-        self._weights = fleet.base if weights is None else weights
 
-    def __enter__(self) -> nn.Module:
-        self._was_training = self._model.training
-        self._model.eval()
-        load_weights(self._model, self._fleet, self._weights)
-        return self._model
-
-    def __exit__(self, *_: object) -> None:
-        self._model.train(self._was_training)
+@contextmanager
+def loaded(model: nn.Module, fleet: Fleet, weights: Tensor | None = None) -> Iterator[nn.Module]:
+    """A scratch model with the fleet's base (or other weights) in it, in evaluation mode within the block."""
+    with evaluating(model):
+        load_weights(model, fleet, fleet.base if weights is None else weights)
+        yield model
 
 
 def device_of(model: nn.Module) -> torch.device:
