@@ -20,7 +20,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tramark.errors import BudgetSpent, SuspectError, SuspectUnavailable
+from tramark.errors import BudgetSpent, SettingError, SuspectError, SuspectUnavailable
 from tramark.evidence.statistics import NO_ANSWER
 from tramark.keys import sources as triggers
 from tramark.lab.models import build
@@ -284,6 +284,7 @@ class TestV2:
             {"inputs": [1]},
             {"inputs": METADATA["inputs"] * 2},  # type: ignore[operator]
             {"inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, "a"]}]},
+            {"inputs": [{"name": "x", "datatype": "FP32", "shape": [10**12, *SHAPE]}]},
         ],
     )
     def test_unsound_metadata(self, metadata: Any) -> None:
@@ -410,6 +411,7 @@ class TestJson:
             {"body": "{list}"},
             {"body": "{list}", "label": "a", "scores": "b"},
             {"body": {"x": 1}, "label": "a"},
+            {"body": ["x"], "upload": "file", "label": "a"},
         ):
             with pytest.raises(SuspectError):
                 JsonTemplate(**how)
@@ -576,6 +578,33 @@ class TestManners:
         with serving(respond) as server:
             assert ask_json(server) == [3]
         assert times[1] - times[0] > (0.9 if how != "none" else 0)
+
+    @pytest.mark.parametrize("after", ["soon", "9" * 5000, "Fri, 31 Dec 99999 23:59:59 GMT", "-3", ""])
+    def test_a_wait_that_cannot_be_read_is_ignored(self, after: str) -> None:
+        def respond(request: Handler) -> None:
+            request.json({"label": 3}) if len(request.server.requests) > 1 else request.json({}, 503, Retry_After=after)
+
+        with serving(respond) as server:
+            assert ask_json(server) == [3]
+
+    def test_waits_grow_up_to_the_longest(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        waits: list[float] = []
+        monkeypatch.setattr("tramark.suspects.http.time.sleep", waits.append)
+        options = HttpOptions(retries=5, backoff=1, longest_wait=9)
+        with serving(lambda r: r.json({}, 503)) as server, pytest.raises(SuspectUnavailable, match="6 times"):
+            ask_json(server, options=options)
+        assert waits[0] == 0
+        assert 2 <= waits[1] <= 3
+        assert 4 <= waits[2] <= 5
+        assert 8 <= waits[3] <= waits[4] == 9
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [{"timeout": 0}, {"deadline": -1}, {"deadline": float("inf")}, {"rate": 0}, {"retries": -1}, {"budget": -3}],
+    )
+    def test_options_that_cannot_work(self, wrong: dict[str, Any]) -> None:
+        with pytest.raises(SettingError, match=f"{next(iter(wrong))} is"):
+            HttpOptions(**wrong)
 
     def test_one_in_three_requests_fails(self) -> None:
         def respond(request: Handler) -> None:
