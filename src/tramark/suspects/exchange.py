@@ -27,7 +27,7 @@ PIECE = 1 << 16
 
 # urllib3 logs whole URLs, and some servers want their secrets there: while we ask, its loggers are silent.
 _ASKING: ContextVar[bool] = ContextVar("asking", default=False)
-for _name in ("urllib3.connection", "urllib3.connectionpool"):
+for _name in ("urllib3.connection", "urllib3.connectionpool", "urllib3.response"):
     logging.getLogger(_name).addFilter(lambda _: not _ASKING.get())
 
 
