@@ -79,7 +79,8 @@ class Client:
         split_url(url)
         self.url, self.options, self.asked = url, options or HttpOptions(), 0
         token = {"Authorization": f"Bearer ${{{self.options.token_env}}}"} if self.options.token_env else {}
-        self.headers = {"Accept": "application/json", **self.options.headers, **token, **(headers or {})}
+        templates = {"Accept": "application/json", **self.options.headers, **token, **(headers or {})}
+        self.headers = {name: str(value) for name, value in templates.items()}
         self._not_before = 0.0
 
     def shown(self, url: str | None = None) -> str:

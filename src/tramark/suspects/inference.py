@@ -103,7 +103,7 @@ class V2Suspect(HttpSuspect):
             case [{"name": str(name), "datatype": str(datatype), "shape": list(shape)}]:
                 if datatype in V2_DTYPES and all(type(size) is int for size in shape):
                     return {"name": name, "datatype": datatype, "shape": shape}
-        raise SuspectError(f"{self.client.shown()} wants no tensor of numbers, but {self.client.excerpt(inputs)}")
+        raise SuspectError(f"{self.client.shown()} does not take one tensor of numbers: {self.client.excerpt(inputs)}")
 
     def _body(self, raw: Tensor) -> bytes:
         wanted = self._input or self._assumed
@@ -142,7 +142,7 @@ class V2Suspect(HttpSuspect):
         dtype = V2_DTYPES.get(datatype)
         kinds = (int, float) if dtype is not None and dtype.is_floating_point else (int, bool)
         if dtype is None or not all(type(value) in kinds for value in values):
-            raise SuspectError(f"{self.client.shown()} answers with values that are no {one_line(datatype)}")
+            raise SuspectError(f"{self.client.shown()} answers with values that are not {one_line(datatype)}")
         return as_tensor(values, dtype).reshape(shape)
 
 

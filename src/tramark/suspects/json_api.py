@@ -120,9 +120,10 @@ class JsonSuspect(HttpSuspect):
             return as_tensor([value], torch.float64)
         elif isinstance(value, dict) and value and _numbers(value.values()):
             winner = max(value, key=value.__getitem__)
-            if math.isfinite(value[winner]):
+            # Not by math.isfinite, which fails on an integer that is too large for a float.
+            if abs(value[winner]) < math.inf:
                 return [winner]
-        raise SuspectError(f"{self.client.shown()} has no answer at {path!r}, but {self.client.excerpt(value)}")
+        raise SuspectError(f"{self.client.shown()} has no answer at {path!r}: {self.client.excerpt(value)}")
 
     def _at(self, path: str, value: Any) -> Any:
         for step in path.split("."):
