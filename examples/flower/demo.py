@@ -32,9 +32,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 
 from flowerapp.task import MODEL
-from tramark import trace
+from tramark import open_suspect, trace
 from tramark.lab.data import load
-from tramark.suspects.files import open_suspect
+from tramark.lab.models import build
 from tramark.vault.store import Vault
 
 APP = Path(__file__).parent
@@ -282,11 +282,9 @@ def named(vault: Path, suspect: Path) -> tuple[str, ...]:
     """Whom a trace of a file names."""
     with Vault.open(vault, readonly=True) as opened:
         keyring = opened.keyring
-    triggers = keyring.source
-    adapter = open_suspect(
-        suspect, conventions=triggers.prepare, model=MODEL, input_shape=triggers.shape, classes=keyring.classes
-    )
-    return trace(adapter, keyring).clients
+    source = keyring.source
+    model = build(MODEL, input_shape=source.shape, classes=keyring.classes)
+    return trace(open_suspect(suspect, conventions=source.prepare, model=model), keyring).clients
 
 
 def make_certificates(folder: Path) -> None:

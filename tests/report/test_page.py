@@ -20,7 +20,7 @@ from tramark.keys.pictures import Patterns, WafflePatterns
 from tramark.keys.sources import Tokens
 from tramark.report.charts import growth
 from tramark.report.page import report_page, verdict_sentence, write_report
-from tramark.suspects.json_api import png
+from tramark.suspects.png import png
 from tramark.tracing.interview import Step
 from tramark.tracing.trace import trace
 from tramark.tracing.verdict import Verdict

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from tramark.errors import BudgetSpent, SuspectError
+from tramark.errors import BudgetSpent, SettingError, SuspectError
 from tramark.evidence.statistics import NO_ANSWER
 from tramark.keys import sources
 from tramark.lab.models import build
 from tramark.suspects.base import ask_in_batches
 from tramark.suspects.conventions import Conventions
 from tramark.suspects.exported import load_exported
-from tramark.suspects.files import open_suspect
+from tramark.suspects.files import factory, open_suspect
 from tramark.suspects.module import ModuleSuspect
 
 SHAPE = (1, 28, 28)
@@ -234,46 +234,67 @@ class TestModule:
         assert "5 questions as float32 of shape (1, 8, 8), from 0" in text
 
 
-def factory() -> nn.Module:
-    return build("small-cnn", input_shape=SHAPE, classes=10)
-
-
-def not_a_model() -> str:
-    return "hello"
+def small(classes: int = 10) -> nn.Module:
+    return build("small-cnn", input_shape=SHAPE, classes=classes)
 
 
 class TestWeights:
     @pytest.mark.parametrize("name", ["w.safetensors", "w.pt", "w.pth"])
-    @pytest.mark.parametrize("by", ["name", "import path"])
+    @pytest.mark.parametrize("by", ["function", "module", "import path"])
     def test_weights_with_a_model(self, tmp_path: Path, model: nn.Module, name: str, by: str) -> None:
         path = tmp_path / name
         if path.suffix == ".safetensors":
             save_file(model.state_dict(), path)
         else:
             torch.save({"state_dict": {f"module.{n}": v for n, v in model.state_dict().items()}}, path)
-        how: dict[str, Any] = {"model": "small-cnn", "input_shape": SHAPE, "classes": 10}
-        suspect = open_suspect(path, conventions=PREPARE, **(how if by == "name" else {"model": f"{__name__}:factory"}))
+        ways: dict[str, Any] = {"function": small, "module": small(), "import path": factory(f"{__name__}:small")}
+        suspect = open_suspect(path, conventions=PREPARE, model=ways[by])
         raw = questions(7)
         assert torch.equal(suspect.ask(raw).labels, expected(model, raw))
+
+    def test_a_module_given_is_left_alone(self, tmp_path: Path, model: nn.Module) -> None:
+        save_file(model.state_dict(), tmp_path / "w.safetensors")
+        other = small()
+        before = {n: v.clone() for n, v in other.state_dict().items()}
+        open_suspect(tmp_path / "w.safetensors", conventions=PREPARE, model=other)
+        assert all(torch.equal(v, before[n]) for n, v in other.state_dict().items())
 
     def test_the_wrong_model(self, tmp_path: Path, model: nn.Module) -> None:
         path = tmp_path / "w.safetensors"
         save_file(model.state_dict(), path)
-        for how, says in [
-            ({}, "weights alone"),
-            ({"model": "small-cnn"}, "input_shape"),
-            ({"model": "nonsense", "input_shape": SHAPE, "classes": 10}, "no model named 'nonsense'"),
-            (
-                {"model": "small-cnn", "input_shape": SHAPE, "classes": 7},
-                "0 are missing, 0 unknown and 2 of another",
-            ),
-            ({"model": "mlp", "input_shape": SHAPE, "classes": 10}, "not those of this model"),
-            ({"model": "no_such_module_at_all:f"}, "cannot be built"),
-            ({"model": f"{__name__}:no_such"}, "cannot be built"),
-            ({"model": f"{__name__}:not_a_model"}, "makes str"),
-        ]:
-            with pytest.raises(SuspectError, match=says):
-                open_suspect(path, conventions=PREPARE, **how)  # type: ignore[arg-type]
+
+        def mlp() -> nn.Module:
+            return build("mlp", input_shape=SHAPE, classes=10)
+
+        wrong: list[tuple[Any, str]] = [
+            (None, "weights only"),
+            (lambda: small(7), "0 are missing, 0 unknown and 2 of another"),
+            (mlp, "not those of this model"),
+            (lambda: small(1), "cannot be built"),
+            (lambda: "hello", "returns str"),
+            ("small-cnn", "model is 'small-cnn': give a module"),
+        ]
+        for one, says in wrong:
+            with pytest.raises((SuspectError, SettingError), match=says):
+                open_suspect(path, conventions=PREPARE, model=one)
+        with pytest.raises(SettingError, match="is a file"):
+            open_suspect(path, conventions=PREPARE, model=small, served="m")
+        with pytest.raises(SettingError, match="as served"):
+            open_suspect("http://h", conventions=PREPARE, model=small)
+
+    @pytest.mark.parametrize(
+        ("spec", "says"),
+        [
+            ("no_such_module_at_all:f", "No module named"),
+            (f"{__name__}:no_such", "no attribute"),
+            (f"{__name__}:SHAPE", "is a tuple"),
+            (":f", "package.module:function"),
+            ("torch", "package.module:function"),
+        ],
+    )
+    def test_factories_that_are_none(self, spec: str, says: str) -> None:
+        with pytest.raises(SettingError, match=says):
+            factory(spec)
 
 
 class Bomb:
@@ -293,7 +314,7 @@ class TestHostileFiles:
         path = tmp_path / f"model{suffix}"
         path.write_bytes(content)
         with pytest.raises(SuspectError) as caught:
-            open_suspect(path, conventions=PREPARE, model=f"{__name__}:factory")
+            open_suspect(path, conventions=PREPARE, model=small)
         assert "\n" not in str(caught.value)
         assert str(path) in str(caught.value)
 
@@ -312,7 +333,7 @@ class TestHostileFiles:
         else:
             path.write_bytes(pickle.dumps(Bomb(touched)))
         with pytest.raises(SuspectError):
-            open_suspect(path, conventions=PREPARE, model=f"{__name__}:factory")
+            open_suspect(path, conventions=PREPARE, model=small)
         assert not touched.exists()
 
     def test_a_whole_module_is_not_a_state_dict(self, tmp_path: Path, model: nn.Module) -> None:
@@ -320,14 +341,14 @@ class TestHostileFiles:
         torch.save([torch.zeros(2)], tmp_path / "list.pt")
         for name in ("model.pt", "list.pt"):
             with pytest.raises(SuspectError, match="state dict"):
-                open_suspect(tmp_path / name, conventions=PREPARE, model=f"{__name__}:factory")
+                open_suspect(tmp_path / name, conventions=PREPARE, model=small)
 
     def test_a_compressed_archive_is_refused_unopened(self, tmp_path: Path) -> None:
         for name in ("bomb.pt", "bomb.pt2"):
             with zipfile.ZipFile(tmp_path / name, "w", zipfile.ZIP_DEFLATED) as archive:
                 archive.writestr("bomb/models/model.json", b"0" * 50_000_000)
             with pytest.raises(SuspectError, match="compressed"):
-                open_suspect(tmp_path / name, conventions=PREPARE, model=f"{__name__}:factory")
+                open_suspect(tmp_path / name, conventions=PREPARE, model=small)
 
     @pytest.mark.parametrize(
         ("length", "header"),
@@ -347,12 +368,12 @@ class TestHostileFiles:
         path = tmp_path / "model.safetensors"
         path.write_bytes(struct.pack("<Q", length or len(octets)) + octets + b"\0" * 16)
         with pytest.raises(SuspectError, match="not a sound safetensors file"):
-            open_suspect(path, conventions=PREPARE, model=f"{__name__}:factory")
+            open_suspect(path, conventions=PREPARE, model=small)
 
     def test_weights_that_are_not_numbers_give_no_answer(self, tmp_path: Path, model: nn.Module) -> None:
         path = tmp_path / "model.safetensors"
         save_file({n: torch.full_like(v, torch.nan) for n, v in model.state_dict().items()}, path)
-        suspect = open_suspect(path, conventions=PREPARE, model=f"{__name__}:factory")
+        suspect = open_suspect(path, conventions=PREPARE, model=small)
         with pytest.raises(SuspectError, match="not numbers"):
             suspect.ask(questions())
 

@@ -20,7 +20,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tramark.errors import BudgetSpent, SuspectError, SuspectUnavailable
+from tramark.errors import BudgetSpent, SettingError, SuspectError, SuspectUnavailable
 from tramark.evidence.statistics import NO_ANSWER
 from tramark.keys import sources
 from tramark.lab.models import build
@@ -28,7 +28,8 @@ from tramark.suspects.conventions import Conventions
 from tramark.suspects.files import open_suspect
 from tramark.suspects.http import HttpOptions
 from tramark.suspects.inference import V2Suspect
-from tramark.suspects.json_api import JsonSuspect, JsonTemplate, png
+from tramark.suspects.json_api import JsonSuspect, JsonTemplate
+from tramark.suspects.png import png
 
 SHAPE = (1, 28, 28)
 PREPARE = sources.for_shape(SHAPE).prepare
@@ -130,7 +131,7 @@ def v2(output: Callable[[int], dict[str, Any]], metadata: Any = METADATA) -> Res
 
 
 def ask_v2(server: Server, options: HttpOptions = QUICK, count: int = 1, **how: Any) -> list[int]:
-    how = {"conventions": PREPARE, "model": "m", **how}
+    how = {"conventions": PREPARE, "served": "m", **how}
     labels: list[int] = V2Suspect(server.url, options=options, **how).ask(questions(count)).labels.tolist()
     return labels
 
@@ -178,7 +179,7 @@ class TestV2:
         names = {f"class {label}": label for label in range(10)} if kind == "names" else None
         with serving(respond) as server, torch.no_grad():
             conventions = Conventions(prepare=PREPARE, labels=names)
-            suspect = V2Suspect(server.url, model="m", conventions=conventions, options=QUICK, batch=batch)
+            suspect = V2Suspect(server.url, served="m", conventions=conventions, options=QUICK, batch=batch)
             answers = suspect.ask(raw)
             wanted = model(PREPARE(raw))
         assert torch.equal(answers.labels, wanted.argmax(1))
@@ -187,15 +188,15 @@ class TestV2:
         assert len(server.requests) == 1 + -(-7 // batch)
 
     def test_addresses(self) -> None:
-        for url, model in [
+        for url, served in [
             ("http://h:1", "m"),
             ("http://h:1/", "m"),
             ("http://h:1/v2", "m"),
             ("http://h:1/v2/models/m", None),
             ("http://h:1/v2/models/m/infer", None),
         ]:
-            assert V2Suspect(url, model=model, conventions=PREPARE).client.url == "http://h:1/v2/models/m"
-        assert V2Suspect("http://h", model="a/b", conventions=PREPARE).client.url == "http://h/v2/models/a%2Fb"
+            assert V2Suspect(url, served=served, conventions=PREPARE).client.url == "http://h:1/v2/models/m"
+        assert V2Suspect("http://h", served="a/b", conventions=PREPARE).client.url == "http://h/v2/models/a%2Fb"
         for url, says in [
             ("http://h:1", "which model"),
             ("ftp://h/v2/models/m", "not an http"),
@@ -252,12 +253,12 @@ class TestV2:
             ({"shape": [2, 5], "datatype": "FP32", "data": [0.0] * 10}, "1 questions with 10 values"),
             ({"shape": [1, 10**30], "datatype": "FP32", "data": [0.0]}, "values of shape"),
             ({"shape": [-1, -10], "datatype": "FP32", "data": [0.0] * 10}, "without a shape"),
-            ({"shape": [1, 10], "datatype": "FP32", "data": ["a"] * 10}, "values that are no"),
-            ({"shape": [1, 10], "datatype": "FP32", "data": [None] * 10}, "values that are no"),
-            ({"shape": [1, 10], "datatype": "FP33", "data": [0.0] * 10}, "no FP33"),
+            ({"shape": [1, 10], "datatype": "FP32", "data": ["a"] * 10}, "values that are not"),
+            ({"shape": [1, 10], "datatype": "FP32", "data": [None] * 10}, "values that are not"),
+            ({"shape": [1, 10], "datatype": "FP33", "data": [0.0] * 10}, "not FP33"),
             ({"shape": [1, 2], "datatype": "FP32", "data": [1e300, 0]}, "not numbers"),
             ({"shape": [1], "datatype": "INT64", "data": [10**40]}, "out of range"),
-            ({"shape": [1], "datatype": "BYTES", "data": [7]}, "values that are no"),
+            ({"shape": [1], "datatype": "BYTES", "data": [7]}, "values that are not"),
             ({"shape": [1], "datatype": "BYTES", "data": ["boot"]}, "names, such as 'boot'"),
             ({"shape": [1, 1], "datatype": "FP32", "data": [0.3]}, "threshold"),
             ({"shape": "big", "datatype": "FP32", "data": [0.3]}, "without a shape"),
@@ -265,8 +266,8 @@ class TestV2:
             ({"shape": [1], "datatype": "FP32", "data": [[[[[[[[[[[1]]]]]]]]]]]}, "too deeply"),
             ({"datatype": "FP32"}, "without a shape"),
             ({"shape": [1, -1, -10], "datatype": "FP32", "data": [0.0] * 10}, "without a shape"),
-            ({"shape": [1], "datatype": "INT64", "data": [3.7]}, "no INT64"),
-            ({"shape": [1], "datatype": [], "data": [3]}, "values that are no"),
+            ({"shape": [1], "datatype": "INT64", "data": [3.7]}, "not INT64"),
+            ({"shape": [1], "datatype": [], "data": [3]}, "values that are not"),
             ({}, "without a shape"),
         ],
     )
@@ -283,6 +284,7 @@ class TestV2:
             {"inputs": [1]},
             {"inputs": METADATA["inputs"] * 2},  # type: ignore[operator]
             {"inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, "a"]}]},
+            {"inputs": [{"name": "x", "datatype": "FP32", "shape": [10**12, *SHAPE]}]},
         ],
     )
     def test_unsound_metadata(self, metadata: Any) -> None:
@@ -366,6 +368,7 @@ class TestJson:
             ({"p": [0.1, 0.7, 0.2]}, {"scores": "p"}, 1),
             ({"p": [0, 0, 1]}, {"scores": "p"}, 2),
             ({"p": {"2": 0.1, "0": 0.7}}, {"scores": "p"}, 0),
+            ({"p": {"2": 10**400, "0": 1}}, {"scores": "p"}, 2),
             ({"p": None}, {"scores": "p"}, NO_ANSWER),
         ],
     )
@@ -409,11 +412,12 @@ class TestJson:
             {"body": "{list}"},
             {"body": "{list}", "label": "a", "scores": "b"},
             {"body": {"x": 1}, "label": "a"},
+            {"body": ["x"], "upload": "file", "label": "a"},
         ):
             with pytest.raises(SuspectError):
                 JsonTemplate(**how)
         table = JsonSuspect("http://h", JsonTemplate(body="{png}", label="a"), conventions=Conventions())
-        with pytest.raises(SuspectError, match="no images"):
+        with pytest.raises(SuspectError, match="not images"):
             table.preview(torch.zeros(1, 5))
         with pytest.raises(SuspectError, match="2 channels"):
             png(torch.zeros(2, 3, 3, dtype=torch.uint8))
@@ -492,7 +496,7 @@ HOSTILE: dict[str, tuple[Responder, type[SuspectError], str]] = {
     "flood": (flood, SuspectError, "more than 65536 bytes"),
     "flood in chunks": (flood_in_chunks, SuspectError, "more than 65536 bytes"),
     "cut short": (announce, SuspectUnavailable, "in the middle of a response"),
-    "cut chunks": (cut_chunks, SuspectUnavailable, "does not answer"),
+    "cut chunks": (cut_chunks, SuspectUnavailable, "in the middle of a response"),
     "hang up": (hang_up, SuspectUnavailable, "does not answer"),
     "no HTTP": (nonsense, SuspectUnavailable, "does not answer"),
     "HTML": (
@@ -576,6 +580,33 @@ class TestManners:
             assert ask_json(server) == [3]
         assert times[1] - times[0] > (0.9 if how != "none" else 0)
 
+    @pytest.mark.parametrize("after", ["soon", "9" * 5000, "Fri, 31 Dec 99999 23:59:59 GMT", "-3", ""])
+    def test_a_wait_that_cannot_be_read_is_ignored(self, after: str) -> None:
+        def respond(request: Handler) -> None:
+            request.json({"label": 3}) if len(request.server.requests) > 1 else request.json({}, 503, Retry_After=after)
+
+        with serving(respond) as server:
+            assert ask_json(server) == [3]
+
+    def test_waits_grow_up_to_the_longest(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        waits: list[float] = []
+        monkeypatch.setattr("tramark.suspects.http.time.sleep", waits.append)
+        options = HttpOptions(retries=5, backoff=1, longest_wait=9)
+        with serving(lambda r: r.json({}, 503)) as server, pytest.raises(SuspectUnavailable, match="6 times"):
+            ask_json(server, options=options)
+        assert waits[0] == 0
+        assert 2 <= waits[1] <= 3
+        assert 4 <= waits[2] <= 5
+        assert 8 <= waits[3] <= waits[4] == 9
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [{"timeout": 0}, {"deadline": -1}, {"deadline": float("inf")}, {"rate": 0}, {"retries": -1}, {"budget": -3}],
+    )
+    def test_options_that_cannot_work(self, wrong: dict[str, Any]) -> None:
+        with pytest.raises(SettingError, match=f"{next(iter(wrong))} is"):
+            HttpOptions(**wrong)
+
     def test_one_in_three_requests_fails(self) -> None:
         def respond(request: Handler) -> None:
             number = len(request.server.requests)
@@ -653,7 +684,7 @@ class TestSecrets:
             with pytest.raises(SuspectError) as caught:
                 suspect.ask(questions(1))
         chain: BaseException | None = caught.value
-        told = repr(suspect) + repr(vars(suspect.client)["headers"]) + suspect.preview(questions(2))
+        told = repr(suspect) + repr(suspect.client.headers) + suspect.preview(questions(2))
         while chain is not None:
             told += str(chain) + repr(chain)
             chain = chain.__cause__
@@ -672,7 +703,7 @@ class TestSecrets:
 class TestPreview:
     def test_nothing_is_sent(self) -> None:
         with serving(v2(lambda n: {})) as server:
-            suspect = V2Suspect(server.url, model="m", conventions=PREPARE, batch=3)
+            suspect = V2Suspect(server.url, served="m", conventions=PREPARE, batch=3)
             told = suspect.preview(questions(7))
             assert "7 questions in 3 requests" in told
             assert f"GET {server.url}/v2/models/m" in told

@@ -15,6 +15,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from torch import nn
 
 from tramark.cli.common import DataDir, KeyFile, VaultPath, console, key_for, vault_at
+from tramark.cli.zoo import model_factory
 from tramark.errors import SettingError
 from tramark.evidence.verify import read_published, verify_bundle
 from tramark.keys.keyring import Keyring
@@ -44,7 +45,7 @@ def trace_command(
     model: Annotated[
         str | None,
         typer.Option(
-            help="For weights: the model they belong to, a name or package.module:factory. For a URL: its name."
+            help="For weights: the model they belong to, a name or package.module:function. For a URL: its name."
         ),
     ] = None,
     conventions: Annotated[
@@ -122,12 +123,12 @@ def trace_suspect(
         known = json.loads(vault.get(MODEL)) if MODEL in vault.names else {}
 
         def adapter_for(target: str) -> Adapter:
+            remote = "://" in target
             return open_suspect(
                 target,
                 conventions=conventions or keyring.source.prepare,
-                model=model or (None if "://" in target else known.get("model")),
-                input_shape=tuple(known.get("input_shape", keyring.source.shape)),
-                classes=known.get("classes", keyring.classes),
+                model=None if remote else model_factory(model, keyring, known),
+                served=model if remote else None,
                 template=template,
                 http=http,
             )

@@ -23,7 +23,7 @@ from tramark.evidence.statistics import NO_ANSWER
 from tramark.evidence.verify import Findings, utc, verify_bundle
 from tramark.keys.keyring import Keyring
 from tramark.report.charts import BARS, LINES, chance_limit, evidence_chart, growth, histogram, matches_chart, number
-from tramark.suspects.json_api import png
+from tramark.suspects.png import png
 from tramark.tracing.interview import Step
 from tramark.tracing.verdict import Verdict
 

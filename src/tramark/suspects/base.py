@@ -1,9 +1,8 @@
 """Suspects: anything that answers questions.
 
-A suspect is asked raw questions, as a keyring renders them (bytes of images, rows of a table, token ids), and
-gives answers: a label for each, or none. How a stranger's model wants its inputs and names its labels is the
-adapter's business, and is told in `Conventions`. An adapter answers or raises a `SuspectError`: it never
-makes an answer up.
+A suspect is asked raw questions, as a keyring renders them (bytes of images, rows of a table, token ids). It
+gives a label for each, or no answer. How it wants its inputs and names its labels is told in `Conventions`. An
+adapter answers or raises a `SuspectError`: it never makes an answer up.
 """
 
 import math
@@ -16,35 +15,44 @@ from torch import Tensor
 
 from tramark.errors import SuspectError
 
+# A model that is asked in batches of one fixed size may not make us fill larger ones than this.
+LARGEST_BATCH = 4096
+
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """What a suspect said: a label for each question, or NO_ANSWER, and scores if it offers them."""
+    """A suspect's answers: a label for each question, or NO_ANSWER; and scores, if it gives them."""
 
     labels: Tensor
     scores: Tensor | None = None
 
 
 class Suspect(Protocol):
-    """One small protocol for all suspects."""
+    """The protocol of all suspects."""
 
     def ask(self, raw: Tensor) -> Answers:
         """Answers to a batch of raw questions."""
 
 
 class Adapter(Suspect, Protocol):
-    """A suspect that can also say, without being asked anything, what it would be asked."""
+    """A suspect that can also show what it would be asked."""
 
     def preview(self, raw: Tensor) -> str:
-        """What asking these raw questions would do, in a few lines. Nothing is run and nothing is sent."""
+        """A few lines on what asking these raw questions would do. Nothing is run and nothing is sent."""
 
 
-def ask_in_batches(ask: Callable[[Tensor], Answers], raw: Tensor, size: int) -> Answers:
-    """All answers, asked for `size` at a time. If that fails midway, the error carries those until then."""
+def ask_in_batches(ask: Callable[[Tensor], Answers], raw: Tensor, size: int, *, exact: bool = False) -> Answers:
+    """All answers, asked for `size` at a time. If a batch fails, the error carries the answers given before.
+
+    If `exact`, `ask` takes batches of exactly that size: the last one is filled up with repeated questions, whose
+    answers are dropped.
+    """
     given: list[Answers] = []
     try:
         for batch in torch.split(raw, size):
-            given.append(ask(batch))
+            answers = ask(batch[torch.arange(size) % len(batch)] if exact else batch)
+            scores = None if answers.scores is None else answers.scores[: len(batch)]
+            given.append(Answers(answers.labels[: len(batch)], scores))
     except SuspectError as error:
         error.answers = _joined(given)
         raise
@@ -58,15 +66,18 @@ def _joined(given: Sequence[Answers]) -> Answers:
     return Answers(labels, torch.cat(scores) if complete else None)
 
 
-def preview_inputs(inputs: Tensor) -> str:
-    """A line on what a batch of inputs looks like."""
-    low, high = (inputs.min().item(), inputs.max().item()) if inputs.numel() else (math.nan, math.nan)
-    dtype = str(inputs.dtype).removeprefix("torch.")
-    return f"{len(inputs)} questions as {dtype} of shape {tuple(inputs.shape[1:])}, from {low:.4g} to {high:.4g}"
+def fixed_batch(declared: Sequence[Any]) -> int | None:
+    """The batch size in a shape that a model declares, or None if it takes any."""
+    size = declared[0] if declared else None
+    if not isinstance(size, int) or size < 1:
+        return None
+    if size > LARGEST_BATCH:
+        raise SuspectError(f"the suspect wants batches of {size}: up to {LARGEST_BATCH} can be given")
+    return size
 
 
 def check_shape(inputs: Tensor, declared: Sequence[Any]) -> None:
-    """Inputs must be of the shape that a model declares, if it does; the size of a batch is left open."""
+    """Raises an error unless the inputs have the shape that a model declares, if any; the batch size is not checked."""
     wanted = [size if isinstance(size, int) and size > 0 else None for size in declared]
     fits = len(wanted) == inputs.ndim and all(w in (None, g) for w, g in zip(wanted[1:], inputs.shape[1:], strict=True))
     if declared and not fits:
@@ -77,6 +88,8 @@ def check_shape(inputs: Tensor, declared: Sequence[Any]) -> None:
         )
 
 
-def padded(inputs: Tensor, size: int) -> Tensor:
-    """Inputs repeated up to the one batch size that a model was exported for."""
-    return inputs[torch.arange(size) % len(inputs)]
+def preview_inputs(inputs: Tensor) -> str:
+    """A line on the number, type, shape and range of a batch of inputs."""
+    low, high = (inputs.min().item(), inputs.max().item()) if inputs.numel() else (math.nan, math.nan)
+    dtype = str(inputs.dtype).removeprefix("torch.")
+    return f"{len(inputs)} questions as {dtype} of shape {tuple(inputs.shape[1:])}, from {low:.4g} to {high:.4g}"

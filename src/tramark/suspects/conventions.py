@@ -1,4 +1,8 @@
-"""suspects.conventions"""
+"""Conventions: how a stranger's model wants its inputs and names its labels.
+
+Raw questions are turned into inputs, and the model's outputs into labels of ours. Whatever is ambiguous is an error: a
+guess would be worth nothing as evidence.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -14,8 +18,6 @@ from tramark.evidence.statistics import NO_ANSWER
 from tramark.suspects.base import Answers
 
 Prepare = Callable[[Tensor], Tensor]
-
-
 Said = str | int | None
 
 
@@ -31,17 +33,16 @@ class Conventions:
 
     Parameters
     ----------
-    size : height and width that images are resized to; as they are, without it.
-    colour : "grey", "rgb" or "bgr"; as they are, without it.
-    layout : where the channels stand.
-    value_range : what 0 and 255 become; `mean` and `std` (one per channel as the model gets them, or per
-        column of a table) are taken out after that.
-    prepare : what is done in place of `value_range`, `mean` and `std`, such as the `prepare` of a keyring's
-        source.
-    dtype : the type the model wants, such as "float16" or "uint8". Without it, the one it declares, or
-        float32 for images.
-    labels : which of our labels each of the model's labels is, by its name or number: a mapping, or its names
-        or numbers in the order of our labels. A label that is not in it is no answer.
+    size : height and width to which images are resized; by default they are not.
+    colour : "grey", "rgb" or "bgr", to which images are converted; by default they are not.
+    layout : "NCHW" or "NHWC": whether channels come before or after height and width.
+    value_range : the values that 0 and 255 become.
+    mean, std : are applied after `value_range`: one value per channel in the model's order, or per column of a table.
+    prepare : replaces `value_range`, `mean` and `std`; for example, the `prepare` of a keyring's source.
+    dtype : the type the model wants, such as "float16" or "uint8". By default the one it declares, or float32 for
+        images.
+    labels : our label for each of the model's labels, by its name or number: a mapping, or the model's names or numbers
+        in the order of our labels. A label that is not in it is no answer.
     threshold : for a model with a single output: label 1 above it, label 0 otherwise.
     """
 
@@ -58,7 +59,7 @@ class Conventions:
 
     def __post_init__(self) -> None:
         for name in ("size", "value_range", "mean", "std", "labels"):
-            # What was read from a file comes as lists.
+            # JSON has lists, not tuples.
             if isinstance(value := getattr(self, name), list):
                 object.__setattr__(self, name, tuple(value))
         if self.colour not in (None, "grey", "rgb", "bgr"):
@@ -75,7 +76,7 @@ class Conventions:
             raise SuspectError(f"dtype is {self.dtype!r}: say float32, float16, uint8, int64 …")
 
     def pictures(self, raw: Tensor) -> Tensor:
-        """Raw images in the size and number of channels that the model wants, still as bytes."""
+        """Raw images in the model's size and number of channels, still as bytes."""
         channels, wanted = raw.shape[1], {None: raw.shape[1], "grey": 1}.get(self.colour, 3)
         if channels != wanted:
             if {channels, wanted} != {1, 3}:
@@ -89,7 +90,7 @@ class Conventions:
         return raw
 
     def inputs(self, raw: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """Raw questions as the model wants them; `dtype` is what it declares, if it does."""
+        """Raw questions as inputs of the model; `dtype` is the type it declares, if any."""
         image = raw.dtype == torch.uint8 and raw.ndim == 4
         inputs = self.pictures(raw) if image else raw
         if self.prepare is not None:
@@ -122,10 +123,10 @@ class Conventions:
         return (inputs - mean) / std
 
     def answers(self, said: Tensor | Sequence[Said], count: int) -> Answers:
-        """What the model said to `count` questions, in our labels.
+        """The model's output for `count` questions, in our labels.
 
-        A tensor of floats is one row of scores (logits or probabilities) per question; integers are labels,
-        or rows of them with the best first; a list has names or numbers, with None for no answer.
+        `said` is a tensor of floats (a row of logits or probabilities per question), a tensor of integers (labels, or
+        rows of labels with the best first), or a list of names or numbers, with None for no answer.
         """
         if not isinstance(said, Tensor):
             if len(said) != count:
@@ -136,13 +137,13 @@ class Conventions:
         said = said.detach().cpu().reshape(count, -1)
         if not said.is_floating_point():
             return self.answers(said[:, 0].tolist(), count)
-        # A maximum is NaN where any score is; minus infinity is a fair logarithm of zero, but not everywhere.
+        # The maximum is NaN if any score is. Minus infinity is a fair log-probability, unless all scores are that.
         if not torch.isfinite(said.max(dim=1).values).all():
-            raise SuspectError("the suspect's scores are not numbers (NaN or infinite): it is broken, or means to be")
+            raise SuspectError("the suspect's scores are not numbers (NaN or infinite): it is broken, or feigns it")
         if said.shape[1] == 1:
             if self.threshold is None:
                 raise SuspectError(
-                    "the suspect gives one number per question: say from where on it means 1 (threshold)"
+                    "the suspect gives one number per question: say above which it means label 1 (threshold)"
                 )
             return self.answers((said[:, 0] > self.threshold).long(), count)
         ours = [self._label(column) for column in range(said.shape[1])]
@@ -165,11 +166,11 @@ class Conventions:
                 )
             return int(said) if len(str(said)) < 10 and int(said) >= 0 else NO_ANSWER
         ours = self.labels if isinstance(self.labels, Mapping) else {name: i for i, name in enumerate(self.labels)}
-        # The keys of a mapping that was read from JSON are strings, whatever they were meant to be.
+        # In a mapping that was read from JSON, all keys are strings, numbers too.
         other = str(said) if isinstance(said, int) else int(said) if said.isdecimal() and len(said) < 10 else said
         return ours.get(said, ours.get(other, NO_ANSWER))
 
 
 def conventions_of(given: Conventions | Prepare) -> Conventions:
-    """Conventions as they are; or those of a model that is fed what `prepare` makes and uses our labels."""
+    """The conventions given, or those of a model that uses our labels and is fed by `prepare`."""
     return given if isinstance(given, Conventions) else Conventions(prepare=given)

@@ -1,16 +1,16 @@
 """Read a `torch.export` archive (.pt2) without trusting it.
 
-`torch.export.load` unpickles payloads, evaluates expressions and looks operators up by any name that the
-archive says, so it must not see a stranger's file. But the archive also holds the model as plain data: a JSON
-list of operator calls, and weights as bytes. This module runs that list itself. It knows the tensor operators
-(`aten`), the arithmetic of sizes and nothing else; what needs more is refused.
+This reader is our own because torch's is not safe: `torch.export.load` unpickles payloads, evaluates expressions
+and looks operators up by any name in the archive, so it must not see a stranger's file. But the archive also
+holds the model as plain data: a JSON list of operator calls, and weights as bytes. This module runs that list. It
+knows the tensor operators (`aten`) and the arithmetic of sizes; anything else is refused.
 """
 
 import json
 import operator
 import re
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from tramark.errors import SuspectError, one_line
-from tramark.suspects.base import padded
+from tramark.suspects.base import fixed_batch
 
 SCHEMA = 8
-
-
 ATEN = re.compile(r"torch\.ops\.aten\.([A-Za-z]\w*|_\w+)\.([A-Za-z]\w*)")
 
-
-# Operators with a leading underscore may skip checks: only those that exports need are let in.
+# Operators with a leading underscore may skip checks: only those that exports need are allowed.
 PRIVATE = {
     "_adaptive_avg_pool2d",
     "_assert_scalar",
@@ -39,12 +36,10 @@ PRIVATE = {
     "_unsafe_view",
 }
 
-
 ARITHMETIC: dict[str, Callable[..., Any]] = {
     f"_operator.{name}": getattr(operator, name)
     for name in ("add", "sub", "mul", "floordiv", "mod", "neg", "eq", "ne", "lt", "le", "gt", "ge", "getitem")
 }
-
 
 DTYPES = {
     1: torch.uint8,
@@ -59,7 +54,6 @@ DTYPES = {
     13: torch.bfloat16,
 }
 
-
 MEMORY_FORMATS = {
     1: torch.contiguous_format,
     2: torch.channels_last,
@@ -69,7 +63,10 @@ MEMORY_FORMATS = {
 
 
 class ExportedModule(nn.Module):
-    """The program of an archive: a list of operator calls over named tensors, with one input and output."""
+    """The program of an archive: a list of operator calls over named tensors, with one input and output.
+
+    `batch` is the batch size that it was exported for, or None if it takes any.
+    """
 
     def __init__(self, program: dict[str, Any], weights: dict[str, Tensor], constants: dict[str, Tensor]) -> None:
         super().__init__()
@@ -94,17 +91,11 @@ class ExportedModule(nn.Module):
         said = [spec["user_output"]["arg"] for spec in signature["output_specs"] if "user_output" in spec]
         self._output: str = said[0]["as_tensor"]["name"]
         self._calls = [(_operator(node["target"]), node["inputs"], node["outputs"]) for node in graph["nodes"]]
-        first = graph["tensor_values"][self._input]["sizes"][0]
-        self._batch: int | None = first.get("as_int")
+        sizes = graph["tensor_values"][self._input]["sizes"]
+        self.batch = fixed_batch([size.get("as_int") for size in sizes])
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """What the program says to these inputs, however many it was exported for."""
-        if self._batch is None:
-            return self._run(inputs)
-        said = [self._run(padded(part, self._batch))[: len(part)] for part in torch.split(inputs, self._batch)]
-        return torch.cat(said)
-
-    def _run(self, inputs: Tensor) -> Tensor:
+        """The program's output for these inputs."""
         values: dict[str, Any] = {name: self.get_buffer(buffer) for name, buffer in self._names.items()}
         values[self._input] = inputs
         for call, given, named in self._calls:
@@ -163,13 +154,10 @@ def _operator(target: str) -> Callable[..., Any]:
     if target in ARITHMETIC:
         return ARITHMETIC[target]
     found = ATEN.fullmatch(target)
-    if (
-        found is None
-        or (target_name := found[1]) == "from_file"
-        or (target_name[0] == "_" and target_name not in PRIVATE)
-    ):
+    name, overload_name = found.groups() if found else ("", "")
+    if name in ("", "from_file") or (name[0] == "_" and name not in PRIVATE):
         raise SuspectError(f"the archive calls {one_line(target)}, which is not a plain tensor operator: it is refused")
-    overload = getattr(getattr(torch.ops.aten, target_name), found[2])
+    overload = getattr(getattr(torch.ops.aten, name), overload_name)
     if not isinstance(overload, torch._ops.OpOverload):
         raise SuspectError(f"the archive calls {one_line(target)}, which this version of torch does not know")
     return overload
@@ -215,7 +203,7 @@ def _name(output: dict[str, Any], value: Any, values: dict[str, Any]) -> None:
         case "as_sym_int" | "as_sym_float" | "as_sym_bool":
             values[what["as_name"]] = value
         case "as_tensors":
-            _name_all([one["name"] for one in what], value, values)
+            values.update(zip((one["name"] for one in what), value, strict=True))
         case "as_optional_tensors":
             for one, part in zip(what, value, strict=True):
                 if "as_tensor" in one:
@@ -224,7 +212,3 @@ def _name(output: dict[str, Any], value: Any, values: dict[str, Any]) -> None:
             pass
         case _:
             raise SuspectError(f"the archive names a result {one_line(kind)}, which is not plain data: it is refused")
-
-
-def _name_all(names: Sequence[str], parts: Sequence[Any], values: dict[str, Any]) -> None:
-    values.update(zip(names, parts, strict=True))

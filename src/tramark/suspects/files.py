@@ -1,20 +1,21 @@
-"""Suspects in files: weights beside a model's name, ONNX, `torch.export` archives, Hugging Face folders.
+"""Suspects in files and behind URLs, opened by what they are.
 
-A stranger's file is never allowed to run code of its own. Weights come from safetensors, or from torch's
-restricted loader; a `torch.export` archive is read by `tramark.tracing.exported`, which calls tensor
-operators and nothing else; whatever is not what its name says is refused in one line.
+A stranger's file is never allowed to run code of its own. Weights come from safetensors or from torch's restricted
+loader; a `torch.export` archive is read by our own reader, which calls only tensor operators. A file that is not what
+its name says is refused in one line.
 """
 
+import copy
 import importlib
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from tramark.errors import SuspectError, one_line
+from tramark.errors import SettingError, SuspectError, one_line
 from tramark.suspects.base import Adapter
 from tramark.suspects.conventions import Conventions, Prepare, conventions_of
 from tramark.suspects.exported import load_exported
@@ -25,14 +26,15 @@ from tramark.suspects.json_api import JsonSuspect, JsonTemplate
 from tramark.suspects.module import ModuleSuspect
 from tramark.suspects.onnx import OnnxSuspect
 
+Model = Callable[[], nn.Module] | nn.Module
+
 
 def open_suspect(
     target: str | Path,
     *,
     conventions: Conventions | Prepare,
-    model: str | None = None,
-    input_shape: tuple[int, ...] | None = None,
-    classes: int | None = None,
+    model: Model | None = None,
+    served: str | None = None,
     output: str | None = None,
     template: JsonTemplate | None = None,
     http: HttpOptions | None = None,
@@ -43,20 +45,25 @@ def open_suspect(
     Parameters
     ----------
     target : a file (.safetensors, .pt, .pth, .pt2, .onnx), a Hugging Face model folder, or an http(s):// URL.
-    conventions : how the suspect wants its inputs and names its labels; or, if it is fed and answers as our
-        own models do, just `keyring.source.prepare`.
-    model : for weights, the model they belong to: a name that `tramark.lab.models.build` knows (with
-        `input_shape` and `classes`), or `package.module:factory`. For a server, the name of its model.
-    output : which of several outputs of an ONNX file or server is the answer; the first, unless told.
-    template : for a server that does not speak the Open Inference Protocol, how it is asked.
+    conventions : how the suspect wants its inputs and names its labels. For a suspect that takes and answers what the
+        federation's models do, just `keyring.source.prepare`.
+    model : for files that hold weights only, the model they belong to: a module, of which a copy is used, or a function
+        that makes one (see `factory`).
+    served : for a server, the name of its model, if the URL does not say it.
+    output : which of several outputs of an ONNX file or server is the answer; by default the first.
+    template : how to ask a server that does not speak the Open Inference Protocol.
     http : timeouts, retries, rate limit, budget and token for a server.
     providers : onnxruntime's execution providers.
     """
     if isinstance(target, str) and "://" in target:
+        if model is not None:
+            raise SettingError("model is for files that hold weights: give the name of a server's model as served")
         if template is not None:
             return JsonSuspect(target, template, conventions=conventions, options=http)
-        return V2Suspect(target, conventions=conventions, model=model, output=output, options=http)
+        return V2Suspect(target, conventions=conventions, served=served, output=output, options=http)
     path = Path(target)
+    if served is not None:
+        raise SettingError(f"served names a server's model, but {path} is a file: say which model it holds (model)")
     if path.is_dir():
         return hugging_face_suspect(path, conventions_of(conventions))
     if not path.is_file():
@@ -64,12 +71,31 @@ def open_suspect(
     match path.suffix.lower():
         case ".safetensors" | ".pt" | ".pth":
             weights = read_weights(path)
-            return ModuleSuspect(load_into(_build(model, input_shape, classes), weights, path), conventions)
+            return ModuleSuspect(load_into(_built(model), weights, path), conventions)
         case ".pt2":
-            return ModuleSuspect(load_exported(path), conventions)
+            exported = load_exported(path)
+            if exported.batch is None:
+                return ModuleSuspect(exported, conventions)
+            return ModuleSuspect(exported, conventions, batch=exported.batch, exact=True)
         case ".onnx":
             return OnnxSuspect(path, conventions, output=output, providers=providers)
     raise SuspectError(f"{path} is no kind of file that can be asked: .safetensors, .pt, .pth, .pt2 or .onnx")
+
+
+def factory(spec: str) -> Callable[[], nn.Module]:
+    """The function that `package.module:function` names. It is imported, so it must be code that you trust.
+
+    >>> factory("torch.nn:Identity")()
+    Identity()
+    """
+    place, _, name = spec.partition(":")
+    try:
+        found: Callable[[], nn.Module] = getattr(importlib.import_module(place), name)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise SettingError(f"{spec!r} is not package.module:function ({one_line(error)})") from error
+    if not callable(found):
+        raise SettingError(f"{spec!r} is a {type(found).__name__}: a function that makes a model is wanted")
+    return found
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -101,7 +127,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def load_into(module: nn.Module, weights: dict[str, Tensor], path: Path) -> nn.Module:
-    """The module with these weights, every one of which must fit."""
+    """The module with these weights loaded into it. All of them must fit."""
     nn.modules.utils.consume_prefix_in_state_dict_if_present(weights, "module.")
     own = module.state_dict()
     missing, unknown = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
@@ -115,24 +141,18 @@ def load_into(module: nn.Module, weights: dict[str, Tensor], path: Path) -> nn.M
     return module
 
 
-def _build(model: str | None, input_shape: tuple[int, ...] | None, classes: int | None) -> nn.Module:
+def _built(model: Model | None) -> nn.Module:
     if model is None:
-        raise SuspectError(
-            "these are weights alone: say whose they are (model), by a name or as package.module:factory"
-        )
+        raise SuspectError("this file holds weights only: say which model they belong to (model)")
+    if isinstance(model, nn.Module):
+        # Another suspect may be opened with the same module.
+        return copy.deepcopy(model)
+    if not callable(model):
+        raise SettingError(f"model is {one_line(repr(model))}: give a module, or a function that makes one")
     try:
-        if ":" in model:
-            place, _, factory = model.partition(":")
-            module = getattr(importlib.import_module(place), factory)()
-            if not isinstance(module, nn.Module):
-                raise SuspectError(f"{model} makes {type(module).__name__}: a torch module is wanted")
-            return module
-        if input_shape is None or classes is None:
-            raise SuspectError(
-                f"to build a {model}, say what it is fed and how many labels it knows (input_shape, classes)"
-            )
-        from tramark.lab.models import build
-
-        return build(model, input_shape=input_shape, classes=classes)
+        module = model()
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise SuspectError(f"the model {model!r} cannot be built ({one_line(error)})") from error
+        raise SuspectError(f"the model cannot be built ({one_line(error)})") from error
+    if not isinstance(module, nn.Module):
+        raise SettingError(f"the model's function returns {type(module).__name__}: a torch module is wanted")
+    return module

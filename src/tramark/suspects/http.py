@@ -1,60 +1,55 @@
-"""Talk HTTP with a stranger.
+"""Ask a server that nobody vouches for.
 
-Every request has a deadline that no slow drip outlives, every response a size that it must not exceed.
-Redirects are not followed, so that neither a question nor a token goes where it was not sent. A request that
-fails is tried again, more and more slowly, and then given up with an error. Secrets are named, never held: a
-header may say `${NAME}`, which is read from the environment when a request is sent. The client is Python's
-own, whose sockets can be cut at the deadline, and it says no more about itself than that.
+Failed requests are repeated, more and more slowly, and then given up with an error. Questions are counted for
+budget and rate. A response must be JSON; its size and time are limited (`exchange`). No object holds a secret:
+a header may say `${NAME}`, which is read from the environment when a request is sent. `HttpSuspect` is what all
+suspects behind a server have in common.
 """
 
 import json
+import math
 import os
-import random
 import re
-import socket
-import ssl
-import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
-from functools import partial
 from http import HTTPStatus
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
-from typing import Any, Self
-from urllib.error import URLError
+from typing import Any
 from urllib.parse import SplitResult, urlsplit, urlunsplit
-from urllib.request import HTTPErrorProcessor, HTTPHandler, HTTPSHandler, Request, build_opener
 
-from tramark.errors import BudgetSpent, SuspectError, SuspectUnavailable, one_line
+import torch
+from torch import Tensor
+from urllib3 import BaseHTTPResponse, HTTPHeaderDict
+from urllib3.exceptions import HTTPError, MaxRetryError
+from urllib3.util import Retry
 
-# Statuses that may pass: asking again is worth a try.
-PASSING = {408, 425, 429, 500, 502, 503, 504}
+from tramark.errors import BudgetSpent, SettingError, SuspectError, SuspectUnavailable, one_line
+from tramark.suspects.conventions import Conventions, Prepare, conventions_of
+from tramark.suspects.exchange import FinalError, PassingError, exchange
 
-
+# After these statuses it is worth asking again.
+PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 SECRET = re.compile(r"auth|key|token|secret|cookie", re.IGNORECASE)
-
-
 VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 
 @dataclass(frozen=True)
 class HttpOptions:
-    """How patiently, how politely and as whom a server is asked.
+    """How patiently, how fast and as whom a server is asked.
 
     Parameters
     ----------
-    timeout : seconds without any progress (connecting, or waiting for bytes) before a request has failed.
-    deadline : seconds before a request has failed in any case.
-    retries : how often a failed request is tried again.
-    backoff : seconds to wait before the first retry, doubled each time, give or take a half.
-    longest_wait : seconds that one wait may take. A server that asks for more (`Retry-After`) is given up for
-        now.
-    rate : questions per second, at most.
-    budget : questions in all, at most; a question sent again counts again, since the server may count it too.
-    response_bytes : how long a response may be.
+    timeout : seconds without any progress (connecting, or waiting for bytes) after which a request has failed.
+    deadline : seconds after which a request has failed in any case.
+    retries : how often a failed request is repeated.
+    backoff : the first repeat follows at once, the next ones after 2, 4, 8 … times this many seconds, plus up
+        to this many at random.
+    longest_wait : the longest wait between two requests, in seconds. If the server asks for a longer one
+        (`Retry-After`), it is given up for now.
+    rate : the most questions per second.
+    budget : the most questions in all. A repeated question counts again, because the server may count it too.
+    response_bytes : the longest response that is read.
     token_env : name of the environment variable that holds a bearer token.
     headers : more headers; `${NAME}` in a value stands for an environment variable.
     """
@@ -70,144 +65,82 @@ class HttpOptions:
     token_env: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
-    def templates(self) -> dict[str, str]:
-        """All headers as they may be shown: with the names of secrets in place of the secrets."""
-        token = {"Authorization": f"Bearer ${{{self.token_env}}}"} if self.token_env else {}
-        return {**self.headers, **token}
-
-
-class _Deadline:
-    """Cuts the connections it watches when time is up: a byte now and then keeps a read from timing out."""
-
-    def __init__(self, seconds: float) -> None:
-        self.over = False
-        self._sockets: list[socket.socket] = []
-        self._timer = threading.Timer(seconds, self._cut)
-        self._timer.daemon = True
-
-    def __enter__(self) -> Self:
-        self._timer.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
-
-    def watch(self, connection: socket.socket) -> None:
-        self._sockets.append(connection)
-        if self.over:
-            self._cut()
-
-    def _cut(self) -> None:
-        self.over = True
-        for connection in self._sockets:
-            with suppress(OSError):
-                socket.socket.shutdown(connection, socket.SHUT_RDWR)
-
-
-class _Plain(HTTPConnection):
-    def __init__(self, deadline: _Deadline, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._deadline = deadline
-
-    def connect(self) -> None:
-        super().connect()
-        self._deadline.watch(self.sock)
-
-
-class _Secure(HTTPSConnection):
-    def __init__(self, deadline: _Deadline, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._deadline = deadline
-
-    def connect(self) -> None:
-        super().connect()
-        self._deadline.watch(self.sock)
-
-
-class _PlainHandler(HTTPHandler):
-    def __init__(self, deadline: _Deadline) -> None:
-        super().__init__()
-        self._deadline = deadline
-
-    def http_open(self, request: Request) -> HTTPResponse:
-        return self.do_open(partial(_Plain, self._deadline), request)
-
-
-class _SecureHandler(HTTPSHandler):
-    def __init__(self, deadline: _Deadline) -> None:
-        super().__init__()
-        self._deadline = deadline
-
-    def https_open(self, request: Request) -> HTTPResponse:
-        return self.do_open(partial(_Secure, self._deadline), request, context=ssl.create_default_context())
-
-
-class _EveryStatus(HTTPErrorProcessor):
-    """Hands every response back as it is, so that no redirect is ever followed."""
-
-    def http_response(self, request: Request, response: HTTPResponse) -> HTTPResponse:
-        return response
-
-    https_response = http_response
-
-
-class _PassingError(Exception):
-    """A failure that may pass; `wait` is how long the server asks us to wait."""
-
-    def __init__(self, what: str, wait: float | None = None) -> None:
-        super().__init__(what)
-        self.wait = wait
+    def __post_init__(self) -> None:
+        for name in ("timeout", "deadline", "rate", "response_bytes", "retries", "backoff", "longest_wait", "budget"):
+            value, or_zero = getattr(self, name), name in ("retries", "backoff", "longest_wait", "budget")
+            if value is not None and not (math.isfinite(value) and (value > 0 or (or_zero and value == 0))):
+                raise SettingError(f"{name} is {value}: give a positive number{' or zero' if or_zero else ''}")
 
 
 class Client:
-    """Sends requests to one server, within all limits, and gives back checked JSON."""
+    """Sends requests to one server, within all limits, and returns the JSON of its responses."""
 
     def __init__(self, url: str, options: HttpOptions | None, headers: Mapping[str, str] | None = None) -> None:
         split_url(url)
         self.url, self.options, self.asked = url, options or HttpOptions(), 0
-        self.headers = {"Accept": "application/json", **self.options.templates(), **(headers or {})}
+        token = {"Authorization": f"Bearer ${{{self.options.token_env}}}"} if self.options.token_env else {}
+        templates = {"Accept": "application/json", **self.options.headers, **token, **(headers or {})}
+        self.headers = {name: str(value) for name, value in templates.items()}
         self._not_before = 0.0
-
-    def excerpt(self, said: Any) -> str:
-        """The beginning of what a server said, for an error: without our secrets, should it echo them."""
-        text = said.decode(errors="replace") if isinstance(said, bytes) else json.dumps(said)
-        for template in self.headers.values():
-            for name in VARIABLE.findall(template):
-                text = text.replace(os.environ.get(name) or "\0", "***")
-        return one_line(text, 120)
-
-    def shown_headers(self) -> dict[str, str]:
-        """The headers as they may be shown: with the names of secrets, or stars, in place of the secrets."""
-        return {
-            name: "***" if SECRET.search(name) and not VARIABLE.search(value) else value
-            for name, value in self.headers.items()
-        }
 
     def shown(self, url: str | None = None) -> str:
         """A URL without its query, where some servers want their secrets."""
         parts = urlsplit(url or self.url)
         return urlunsplit(parts._replace(query="…" if parts.query else "", fragment=""))
 
+    def excerpt(self, said: Any) -> str:
+        """The start of a response, for an error message. Secrets that the server echoes are replaced by stars."""
+        text = said.decode(errors="replace") if isinstance(said, bytes) else json.dumps(said)
+        for template in self.headers.values():
+            for name in VARIABLE.findall(template):
+                text = text.replace(os.environ.get(name) or "\0", "***")
+        return one_line(text, 120)
+
+    def preview(self, method: str, url: str, body: bytes, content_type: str) -> str:
+        """A request as it may be shown: secrets by their names or as stars, and the start of the body."""
+        lines = [f"{method} {self.shown(url)}"]
+        for name, value in {**self.headers, "Content-Type": content_type}.items():
+            lines.append(f"{name}: {'***' if SECRET.search(name) and not VARIABLE.search(value) else value}")
+        more = f"… ({len(body)} bytes)" if len(body) > 400 else ""
+        return "\n".join([*lines, "", one_line(body[:400].decode(errors="replace"), 400) + more])
+
     def send(self, method: str, url: str, body: bytes | None, content_type: str, questions: int) -> Any:
-        """The JSON that comes back, after as many tries as allowed; `questions` count for rate and budget."""
-        headers = {name: VARIABLE.sub(_variable, value) for name, value in self.headers.items()}
+        """The JSON in the response, after as many attempts as allowed; `questions` count for rate and budget."""
+        headers, options = HTTPHeaderDict(), self.options
+        for name, value in self.headers.items():
+            headers[name] = VARIABLE.sub(_variable, value)
         if body is not None:
             headers["Content-Type"] = content_type
-        what = ""
-        for attempt in range(self.options.retries + 1):
+        retry = Retry(
+            options.retries,
+            backoff_factor=options.backoff,
+            backoff_jitter=options.backoff,
+            backoff_max=options.longest_wait,
+        )
+        while True:
             self._count(questions)
             try:
-                return self._once(Request(url, body, headers, method=method))
-            except _PassingError as passing:
-                what = str(passing)
-                wait = passing.wait or self.options.backoff * 2**attempt * random.uniform(0.5, 1.5)
-                if wait > self.options.longest_wait and passing.wait:
-                    raise SuspectUnavailable(
-                        f"{self.shown()} {what} and asks to wait {wait:.0f} s: go on later"
-                    ) from None
-            if attempt < self.options.retries:
-                time.sleep(min(wait, self.options.longest_wait))
-        raise SuspectUnavailable(f"{self.shown()} {what}, {self.options.retries + 1} times: go on later")
+                response, octets = exchange(
+                    method,
+                    url,
+                    body,
+                    headers,
+                    timeout=options.timeout,
+                    deadline=options.deadline,
+                    limit=options.response_bytes,
+                )
+                return self._json(response, octets)
+            except FinalError as final:
+                raise SuspectError(f"{self.shown()} {final}") from None
+            except PassingError as passing:
+                failure, wait = f"{self.shown()} {passing}", passing.wait
+            if wait > options.longest_wait:
+                raise SuspectUnavailable(f"{failure} and asks to wait {wait:.0f} s: go on later")
+            try:
+                retry = retry.increment()
+            except MaxRetryError:
+                raise SuspectUnavailable(f"{failure}, {options.retries + 1} times: go on later") from None
+            time.sleep(wait or retry.get_backoff_time())
 
     def _count(self, questions: int) -> None:
         if self.options.budget is not None and self.asked + questions > self.options.budget:
@@ -218,47 +151,38 @@ class Client:
             self._not_before = max(now, self._not_before) + questions / self.options.rate
         self.asked += questions
 
-    def _once(self, request: Request) -> Any:
-        limit = self.options.response_bytes
-        with _Deadline(self.options.deadline) as deadline:
-            opener = build_opener(_PlainHandler(deadline), _SecureHandler(deadline), _EveryStatus)
-            try:
-                with opener.open(request, timeout=self.options.timeout) as response:
-                    octets = response.read(limit + 1)
-                    # Asked for a number of bytes, http.client is content with fewer than were announced.
-                    cut_short = len(octets) <= limit and bool(response.length)
-            except (OSError, HTTPException) as error:
-                reason = error.reason if isinstance(error, URLError) else error
-                if isinstance(reason, ssl.SSLCertVerificationError):
-                    raise SuspectError(f"{self.shown()} cannot prove who it is ({reason.verify_message})") from None
-                if deadline.over:
-                    raise _PassingError(f"did not finish within {self.options.deadline:g} s") from None
-                text = reason.strerror if isinstance(reason, OSError) and reason.strerror else type(reason).__name__
-                raise _PassingError(f"does not answer ({one_line(text)})") from None
-            if deadline.over:
-                raise _PassingError(f"did not finish within {self.options.deadline:g} s")
-        if len(octets) > limit:
-            raise SuspectError(f"{self.shown()} answers with more than {limit} bytes: it is refused (response_bytes)")
-        if cut_short:
-            raise _PassingError("broke off in the middle of a response")
-        return self._json(response, octets)
-
-    def _json(self, response: HTTPResponse, octets: bytes) -> Any:
-        status, kind = response.status, response.headers.get_content_type()
+    def _json(self, response: BaseHTTPResponse, octets: bytes) -> Any:
+        status, headers, said = response.status, response.headers, self.excerpt(octets)
+        known = f" {HTTPStatus(status).phrase}" if status in HTTPStatus.__members__.values() else ""
         if 300 <= status < 400:
-            where = self.excerpt(response.headers.get("Location", "nowhere").partition("?")[0].encode())
-            raise SuspectError(f"{self.shown()} redirects to {where}: if you trust that address, give it instead")
-        said = self.excerpt(octets)
+            where = self.excerpt(headers.get("Location", "nowhere").partition("?")[0].encode())
+            raise FinalError(f"redirects to {where}: if you trust that address, give it instead")
         if status in PASSING:
-            raise _PassingError(f"answers {_status(status)}", _retry_after(response.headers.get("Retry-After")))
+            raise PassingError(f"answers {status}{known}", _retry_after(response))
         if not 200 <= status < 300:
-            raise SuspectError(f"{self.shown()} answers {_status(status)}: {said}")
-        if response.headers.get("Content-Encoding", "identity").lower() != "identity":
-            raise SuspectError(f"{self.shown()} answers in a compressed form that was not asked for: it is refused")
+            raise FinalError(f"answers {status}{known}: {said}")
+        if headers.get("Content-Encoding", "identity").lower() != "identity":
+            raise FinalError("answers in a compressed form that was not asked for: it is refused")
         try:
             return json.loads(octets, parse_constant=_refuse)
         except (ValueError, RecursionError):
-            raise SuspectError(f"{self.shown()} answers with {one_line(kind)} that is not sound JSON: {said}") from None
+            kind = one_line(headers.get("Content-Type", "something").partition(";")[0])
+            raise FinalError(f"answers with {kind} that is not sound JSON: {said}") from None
+
+
+class HttpSuspect:
+    """What suspects behind a server share: a client, their conventions, and a count of the questions sent."""
+
+    def __init__(self, client: Client, conventions: Conventions | Prepare) -> None:
+        self.client, self.conventions = client, conventions_of(conventions)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.client.shown()!r}, {self.conventions!r})"
+
+    @property
+    def asked(self) -> int:
+        """How many questions were sent so far, repeated ones included."""
+        return self.client.asked
 
 
 def split_url(url: str) -> SplitResult:
@@ -275,26 +199,26 @@ def split_url(url: str) -> SplitResult:
     return parts
 
 
+def as_tensor(values: list[Any], dtype: torch.dtype) -> Tensor:
+    """Numbers from a response as a tensor."""
+    try:
+        return torch.tensor(values, dtype=dtype)
+    except (ValueError, RuntimeError, OverflowError, TypeError):
+        raise SuspectError("the server answers with numbers that are out of range") from None
+
+
+def _retry_after(response: BaseHTTPResponse) -> float:
+    # A header that cannot be read asks for nothing.
+    with suppress(HTTPError, ValueError, OverflowError):
+        return Retry().get_retry_after(response) or 0.0
+    return 0.0
+
+
 def _variable(found: re.Match[str]) -> str:
     value = os.environ.get(found[1], "")
     if not value or not value.isprintable() or not value.isascii():
         raise SuspectError(f"the environment variable {found[1]} is not set to something that a header can hold")
     return value
-
-
-def _status(status: int) -> str:
-    return f"{status} {HTTPStatus(status).phrase}" if status in HTTPStatus.__members__.values() else str(status)
-
-
-def _retry_after(value: str | None) -> float | None:
-    if value is None:
-        return None
-    if value.strip().isdecimal():
-        return float(value.strip()[:12])
-    with suppress(ValueError, TypeError, OverflowError):
-        until = parsedate_to_datetime(value)
-        return max(0.0, (until.replace(tzinfo=until.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
-    return None
 
 
 def _refuse(constant: str) -> float:

@@ -1,4 +1,4 @@
-"""suspects.hugging_face"""
+"""Suspects in Hugging Face model folders: image classifiers with safetensors weights and no code of their own."""
 
 import importlib
 from dataclasses import replace
@@ -11,6 +11,7 @@ from tramark.suspects.module import ModuleSuspect
 
 
 def hugging_face_suspect(folder: Path, conventions: Conventions) -> ModuleSuspect:
+    """The image classifier in a folder. If `conventions.labels` are names, its own names are mapped by them."""
     if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
         raise SuspectError(f"{folder} is not a Hugging Face model folder with a config.json and safetensors weights")
     try:

@@ -1,19 +1,21 @@
-"""suspects.inference"""
+"""Suspects behind servers that speak the Open Inference Protocol v2: KServe, Triton, MLServer and others.
+
+A response counts as an answer only if it is a tensor of the announced type and shape, with one row per question and
+no NaN.
+"""
 
 import json
 import math
-from functools import partial
-from typing import Any
+from typing import Any, TypedDict
 from urllib.parse import quote
 
 import torch
 from torch import Tensor
 
 from tramark.errors import SuspectError, one_line
-from tramark.suspects.base import Answers, ask_in_batches, check_shape, padded
-from tramark.suspects.conventions import Conventions, Prepare, Said, conventions_of
-from tramark.suspects.http import Client, HttpOptions, split_url
-from tramark.suspects.json_api import as_tensor, preview_request
+from tramark.suspects.base import Answers, ask_in_batches, check_shape, fixed_batch
+from tramark.suspects.conventions import Conventions, Prepare, Said
+from tramark.suspects.http import Client, HttpOptions, HttpSuspect, as_tensor, split_url
 
 V2_DTYPES = {
     "BOOL": torch.bool,
@@ -28,16 +30,32 @@ V2_DTYPES = {
 }
 
 
-class V2Suspect:
+class Wanted(TypedDict):
+    """The one input that a model takes."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class V2Suspect(HttpSuspect):
     """A model behind the Open Inference Protocol v2.
 
-    >>> suspect = V2Suspect("http://127.0.0.1:8080", model="fashion", conventions=Conventions())
+    >>> suspect = V2Suspect("http://127.0.0.1:8080", served="fashion", conventions=Conventions())
     >>> suspect.preview(torch.zeros(16, 1, 2, 2, dtype=torch.uint8)).splitlines()[0]
     '16 questions in 16 requests'
 
-    `url` is the server's, with the `model`'s name, or the model's own (…/v2/models/NAME). What the model
-    wants is read from its metadata before the first question; where the server tells nothing, `input_name`
-    and FP32 are assumed.
+    Before the first question, the model's metadata is read to learn which input it wants.
+
+    Parameters
+    ----------
+    url : of the model (…/v2/models/NAME), or of the server.
+    conventions : how the model wants its inputs and names its labels, or just the `prepare` of a keyring's source.
+    served : name of the model, if `url` is the server's.
+    input_name : name of the input, if the metadata lists none. It is then sent as FP32.
+    output : which of several outputs is the answer; by default the first.
+    batch : how many questions are sent in one request, unless the metadata says how many the model takes.
+    options : timeouts, retries, rate, budget and token.
     """
 
     def __init__(
@@ -45,48 +63,39 @@ class V2Suspect:
         url: str,
         *,
         conventions: Conventions | Prepare,
-        model: str | None = None,
+        served: str | None = None,
         input_name: str = "input-0",
         output: str | None = None,
         batch: int = 1,
         options: HttpOptions | None = None,
     ) -> None:
         if (parts := split_url(url)).query:
-            raise SuspectError(f"{one_line(parts.netloc)} is asked by paths alone: leave out what follows the ?")
+            raise SuspectError(f"the protocol knows no queries: leave out the ? in the URL of {one_line(parts.netloc)}")
         url = url.rstrip("/").removesuffix("/infer")
         if "/v2/models/" not in parts.path:
-            if model is None:
-                raise SuspectError(f"say which model to ask (model), or give its URL: {one_line(url)}/v2/models/…")
-            url = f"{url.removesuffix('/v2')}/v2/models/{quote(model, safe='')}"
-        self.client, self.conventions = Client(url, options), conventions_of(conventions)
+            if served is None:
+                raise SuspectError(f"say which model to ask (served), or give its URL: {one_line(url)}/v2/models/…")
+            url = f"{url.removesuffix('/v2')}/v2/models/{quote(served, safe='')}"
+        super().__init__(Client(url, options), conventions)
         self.output, self.batch = output, batch
-        self._input: dict[str, Any] | None = None
-        self._assumed: dict[str, Any] = {"name": input_name, "datatype": "FP32", "shape": []}
-
-    def __repr__(self) -> str:
-        return f"V2Suspect({self.client.shown()!r}, {self.conventions!r})"
-
-    @property
-    def asked(self) -> int:
-        """How many questions were sent so far, those that were sent again included."""
-        return self.client.asked
+        self._input: Wanted | None = None
+        self._assumed: Wanted = {"name": input_name, "datatype": "FP32", "shape": []}
 
     def ask(self, raw: Tensor) -> Answers:
         """Answers to a batch of raw questions."""
         if self._input is None:
             self._input = self._described(self.client.send("GET", self.client.url, None, "", questions=0))
-        fixed = next(iter(self._input["shape"]), -1)
-        if fixed < 2:
-            return ask_in_batches(self._ask, raw, 1 if fixed == 1 else self.batch)
-        return ask_in_batches(partial(self._ask_padded, fixed), raw, fixed)
+        fixed = fixed_batch(self._input["shape"])
+        return ask_in_batches(self._ask, raw, fixed or self.batch, exact=fixed is not None)
 
     def preview(self, raw: Tensor) -> str:
         """The requests that would be sent."""
         first = f"GET {self.client.shown()}, once, to learn what the model wants\n" if self._input is None else ""
-        request = preview_request(self.client, "POST", "/infer", self._body(raw[: self.batch]), "application/json")
+        url, body = f"{self.client.url}/infer", self._body(raw[: self.batch])
+        request = self.client.preview("POST", url, body, "application/json")
         return f"{len(raw)} questions in {-(-len(raw) // self.batch)} requests\n{first}{request}"
 
-    def _described(self, metadata: Any) -> dict[str, Any]:
+    def _described(self, metadata: Any) -> Wanted:
         inputs = metadata.get("inputs") if isinstance(metadata, dict) else None
         if not inputs:
             return self._assumed
@@ -94,7 +103,7 @@ class V2Suspect:
             case [{"name": str(name), "datatype": str(datatype), "shape": list(shape)}]:
                 if datatype in V2_DTYPES and all(type(size) is int for size in shape):
                     return {"name": name, "datatype": datatype, "shape": shape}
-        raise SuspectError(f"{self.client.shown()} wants no tensor of numbers, but {self.client.excerpt(inputs)}")
+        raise SuspectError(f"{self.client.shown()} does not take one tensor of numbers: {self.client.excerpt(inputs)}")
 
     def _body(self, raw: Tensor) -> bytes:
         wanted = self._input or self._assumed
@@ -108,11 +117,6 @@ class V2Suspect:
         if self.output is not None:
             body["outputs"] = [{"name": self.output}]
         return json.dumps(body, allow_nan=False).encode()
-
-    def _ask_padded(self, size: int, raw: Tensor) -> Answers:
-        answers = self._ask(padded(raw, size))
-        scores = None if answers.scores is None else answers.scores[: len(raw)]
-        return Answers(answers.labels[: len(raw)], scores)
 
     def _ask(self, raw: Tensor) -> Answers:
         url = f"{self.client.url}/infer"
@@ -138,7 +142,7 @@ class V2Suspect:
         dtype = V2_DTYPES.get(datatype)
         kinds = (int, float) if dtype is not None and dtype.is_floating_point else (int, bool)
         if dtype is None or not all(type(value) in kinds for value in values):
-            raise SuspectError(f"{self.client.shown()} answers with values that are no {one_line(datatype)}")
+            raise SuspectError(f"{self.client.shown()} answers with values that are not {one_line(datatype)}")
         return as_tensor(values, dtype).reshape(shape)
 
 

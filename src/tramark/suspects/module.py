@@ -1,7 +1,6 @@
-"""suspects.module"""
+"""Suspects in memory: a torch module, run as it is."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from itertools import chain
 from typing import Any
 
@@ -9,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tramark.errors import SuspectError, one_line
+from tramark.fleet.scratch import evaluating
 from tramark.suspects.base import Answers, ask_in_batches, preview_inputs
 from tramark.suspects.conventions import Conventions, Prepare, conventions_of
 
@@ -20,20 +20,29 @@ class ModuleSuspect:
     >>> suspect.ask(torch.zeros(16, 1, 28, 28, dtype=torch.uint8)).labels.shape
     torch.Size([16])
 
-    `conventions` may be just a `prepare`, such as that of a keyring's source. The module is run where its
-    weights are, in evaluation mode and without gradients, and left as it was.
+    The module runs on the device of its weights, in evaluation mode and without gradients, and is left as it was.
+
+    Parameters
+    ----------
+    module : returns scores or labels: a tensor, or a mapping or tuple with that tensor as "logits" or first.
+    conventions : how the module wants its inputs and names its labels, or just the `prepare` of a keyring's source.
+    batch : how many questions it is asked at a time.
+    exact : whether it takes batches of exactly that size.
     """
 
-    def __init__(self, module: nn.Module, conventions: Conventions | Prepare, *, batch: int = 256) -> None:
-        self.module, self.conventions, self.batch = module, conventions_of(conventions), batch
+    def __init__(
+        self, module: nn.Module, conventions: Conventions | Prepare, *, batch: int = 256, exact: bool = False
+    ) -> None:
+        self.module, self.conventions = module, conventions_of(conventions)
+        self.batch, self.exact = batch, exact
 
     def __repr__(self) -> str:
         return f"ModuleSuspect({type(self.module).__name__}, {self.conventions!r})"
 
     def ask(self, raw: Tensor) -> Answers:
         """Answers to a batch of raw questions."""
-        with _evaluating(self.module), torch.no_grad():
-            return ask_in_batches(self._ask, raw, self.batch)
+        with evaluating(self.module), torch.no_grad():
+            return ask_in_batches(self._ask, raw, self.batch, exact=self.exact)
 
     def preview(self, raw: Tensor) -> str:
         """What the module would be fed."""
@@ -52,20 +61,8 @@ class ModuleSuspect:
         return self.conventions.answers(_tensor(output), len(raw))
 
 
-@contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    training = [part for part in module.modules() if part.training]
-    for part in training:
-        part.training = False
-    try:
-        yield
-    finally:
-        for part in training:
-            part.training = True
-
-
 def _tensor(output: Any) -> Tensor:
-    """The scores or labels among all that a module may return."""
+    """The scores or labels in a module's output."""
     if isinstance(output, Mapping):
         output = output.get("logits", next(iter(output.values()), None))
     elif isinstance(output, (tuple, list)) and output:

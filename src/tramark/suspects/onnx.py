@@ -1,4 +1,4 @@
-"""suspects.onnx"""
+"""Suspects in ONNX files, run by onnxruntime. Such a file holds operators and weights, and no code of its own."""
 
 import importlib
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tramark.errors import SuspectError, one_line
-from tramark.suspects.base import Answers, ask_in_batches, check_shape, padded, preview_inputs
+from tramark.suspects.base import Answers, ask_in_batches, check_shape, fixed_batch, preview_inputs
 from tramark.suspects.conventions import Conventions, Prepare, conventions_of
 
 ONNX_DTYPES = {
@@ -24,7 +24,16 @@ ONNX_DTYPES = {
 
 
 class OnnxSuspect:
-    """An ONNX file, run by onnxruntime."""
+    """An ONNX file, run by onnxruntime.
+
+    Parameters
+    ----------
+    path : the file.
+    conventions : how the model wants its inputs and names its labels, or just the `prepare` of a keyring's source.
+    output : which of several outputs is the answer; by default the first.
+    providers : onnxruntime's execution providers.
+    batch : how many questions it is asked at a time, unless the file says how many it takes.
+    """
 
     def __init__(
         self,
@@ -40,7 +49,7 @@ class OnnxSuspect:
         except ImportError as error:
             raise SuspectError("an ONNX file needs onnxruntime: pip install 'tramark[onnx]'") from error
         options = onnxruntime.SessionOptions()
-        # A file's mistakes are told in our error; onnxruntime need not print them too.
+        # Our error tells what is wrong with a file; onnxruntime need not print it too.
         options.log_severity_level = 4
         try:
             self._session = onnxruntime.InferenceSession(str(path), options, providers=list(providers))
@@ -54,14 +63,14 @@ class OnnxSuspect:
         if output is not None and output not in outputs:
             raise SuspectError(f"{path} has no output {output!r}: it has {one_line(', '.join(outputs))}")
         self._input, self._output = inputs[0], output or outputs[0]
+        self._fixed = fixed_batch(self._input.shape)
 
     def __repr__(self) -> str:
         return f"OnnxSuspect({str(self.path)!r}, {self.conventions!r})"
 
     def ask(self, raw: Tensor) -> Answers:
         """Answers to a batch of raw questions."""
-        fixed = self._input.shape[0] if self._input.shape else None
-        return ask_in_batches(self._ask, raw, fixed if isinstance(fixed, int) else self.batch)
+        return ask_in_batches(self._ask, raw, self._fixed or self.batch, exact=self._fixed is not None)
 
     def preview(self, raw: Tensor) -> str:
         """What the file's model would be fed."""
@@ -74,14 +83,9 @@ class OnnxSuspect:
 
     def _ask(self, raw: Tensor) -> Answers:
         inputs = self._inputs(raw)
-        fixed = self._input.shape[0]
-        if isinstance(fixed, int):
-            inputs = padded(inputs, fixed)
         try:
             (said,) = self._session.run([self._output], {self._input.name: inputs.numpy()})
             said = torch.from_numpy(said) if said.dtype.kind in "fiub" else said.reshape(-1).tolist()
         except Exception as error:
             raise SuspectError(f"{self.path} fails on its input ({one_line(error)})") from error
-        if isinstance(fixed, int) and len(said) == fixed:
-            said = said[: len(raw)]
         return self.conventions.answers(said, len(raw))
