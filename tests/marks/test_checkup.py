@@ -50,36 +50,29 @@ class Wrapped(nn.Module):
         return {"hidden": inputs.flatten(1), "scores": logits}
 
 
-def served(server: TraMark, pick: object = None) -> list[tuple[str, ...]]:
-    """Whom a trace names for each client's model, asked by its logits."""
+class Scores(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
 
-    class Logits(nn.Module):
-        def __init__(self, model: nn.Module) -> None:
-            super().__init__()
-            self.model = model
-
-        def forward(self, inputs: Tensor) -> Tensor:
-            output = self.model(inputs)
-            if isinstance(output, dict):
-                found: Tensor = output[pick] if isinstance(pick, str) else output["logits"]
-                return found
-            logits: Tensor = output.logits if isinstance(output, Output) else output[1]
-            return logits
-
-    prepare = server.keyring.source.prepare
-    return [trace(ModuleSuspect(Logits(server.client_model(c)), prepare), server.keyring).clients for c in CLIENTS]
+    def forward(self, inputs: Tensor) -> Tensor:
+        scores: Tensor = self.model(inputs)["scores"]
+        return scores
 
 
 @pytest.mark.parametrize("form", ["dict", "tuple", "dataclass"])
 def test_logits_are_found_in_what_a_model_returns(form: str) -> None:
     server = TraMark(Wrapped(form), ring(), warmup_rounds=0)
     assert type(server.client_model("a")) is Wrapped
-    assert served(server) == [(client,) for client in CLIENTS]
+    for client in CLIENTS:
+        assert trace(server.client_model(client), server.keyring).clients == (client,)
 
 
 def test_where_the_logits_are_can_be_told() -> None:
     server = TraMark(Wrapped("other"), ring(), warmup_rounds=0, logits="scores")
-    assert served(server, "scores") == [(client,) for client in CLIENTS]
+    for client in CLIENTS:
+        suspect = ModuleSuspect(Scores(server.client_model(client)), server.keyring.source.prepare)
+        assert trace(suspect, server.keyring).clients == (client,)
     with pytest.raises(SettingError, match="no logits at 'logits'"):
         TraMark(Wrapped("other"), ring(), logits="logits")
 
@@ -91,12 +84,10 @@ def test_models_of_other_precision_are_marked(dtype: torch.dtype) -> None:
         outgoing = server.dispatch()
         assert all(weight.dtype == dtype for weight in outgoing["a"].values())
         server.collect({client: {n: t * 1.01 for n, t in state.items()} for client, state in outgoing.items()})
-    prepare = server.keyring.source.prepare
     for client in CLIENTS:
         model = server.client_model(client)
         assert next(model.parameters()).dtype == dtype
-        suspect = ModuleSuspect(model, lambda raw: prepare(raw).to(dtype))
-        assert trace(suspect, server.keyring).clients == (client,)
+        assert trace(model, server.keyring).clients == (client,)
 
 
 class Failing(nn.Module):

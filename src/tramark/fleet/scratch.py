@@ -22,7 +22,9 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     True
     """
     training = [module for module in model.modules() if module.training]
-    model.eval()
+    # Not by eval(), which modules may override or refuse.
+    for module in training:
+        module.training = False
     try:
         yield
     finally:

@@ -1,13 +1,12 @@
 """Suspects in memory: a torch module, run as it is."""
 
-from collections.abc import Mapping
 from itertools import chain
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tramark.errors import SuspectError, one_line
+from tramark.errors import SettingError, SuspectError, one_line
+from tramark.fleet.logits import find_logits, take_logits
 from tramark.fleet.scratch import evaluating
 from tramark.suspects.base import Answers, ask_in_batches, preview_inputs
 from tramark.suspects.conventions import Conventions, Prepare, conventions_of
@@ -24,7 +23,7 @@ class ModuleSuspect:
 
     Parameters
     ----------
-    module : returns scores or labels: a tensor, or a mapping or tuple with that tensor as "logits" or first.
+    module : returns scores or labels: a tensor, or a mapping, tuple or object that holds it.
     conventions : how the module wants its inputs and names its labels, or just the `prepare` of a keyring's source.
     batch : how many questions it is asked at a time.
     exact : whether it takes batches of exactly that size.
@@ -52,21 +51,22 @@ class ModuleSuspect:
         inputs = self.conventions.inputs(raw)
         weights = next(chain(self.module.parameters(), self.module.buffers()), inputs)
         try:
-            output = self.module(inputs.to(weights.device))
+            output = self.module(_fitting(inputs, weights))
         except SuspectError:
             raise
         except Exception as error:
             shape = tuple(inputs.shape)
             raise SuspectError(f"the suspect fails on inputs of shape {shape} ({one_line(error)})") from error
-        return self.conventions.answers(_tensor(output), len(raw))
+        try:
+            said = take_logits(output, find_logits(output))
+        except SettingError:
+            raise SuspectError(
+                f"the suspect returns {type(output).__name__}: a tensor of scores or labels is wanted"
+            ) from None
+        return self.conventions.answers(said, len(raw))
 
 
-def _tensor(output: Any) -> Tensor:
-    """The scores or labels in a module's output."""
-    if isinstance(output, Mapping):
-        output = output.get("logits", next(iter(output.values()), None))
-    elif isinstance(output, (tuple, list)) and output:
-        output = output[0]
-    if not isinstance(output, Tensor):
-        raise SuspectError(f"the suspect returns {type(output).__name__}: a tensor of scores or labels is wanted")
-    return output
+def _fitting(inputs: Tensor, weights: Tensor) -> Tensor:
+    """Inputs on the device of the weights and, if both are floating-point, in their precision."""
+    both = inputs.is_floating_point() and weights.is_floating_point()
+    return inputs.to(weights.device, weights.dtype if both else inputs.dtype)
