@@ -18,8 +18,9 @@ from tramark.evidence.commitment import canonical
 from tramark.keys.keyring import Keyring
 from tramark.keys.pictures import Patterns, WafflePatterns
 from tramark.keys.sources import Tokens
-from tramark.report.charts import growth
-from tramark.report.page import report_page, verdict_sentence, write_report
+from tramark.report.growth import growth
+from tramark.report.page import report_page, write_report
+from tramark.report.words import verdict_sentence
 from tramark.suspects.json_api import png
 from tramark.tracing.interview import Step
 from tramark.tracing.trace import trace
