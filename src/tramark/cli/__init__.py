@@ -61,6 +61,6 @@ def main() -> None:
     words = [word for word in sys.argv[1:] if word != "--debug"]
     debug = len(words) < len(sys.argv) - 1
     try:
-        app(words)
+        app(words, prog_name="tramark")
     except (Exception, SystemExit) as error:
         sys.exit(exit_code_for(error, debug=debug))
