@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from tramark.errors import UpdateError
+from tramark.errors import SettingError, UpdateError
 from tramark.fleet.aggregation import Aggregation
 from tramark.fleet.drift import Drift
 from tramark.fleet.fleet import Fleet, Outgoing
@@ -108,14 +108,14 @@ class TraMark:
     ) -> None:
         if keyring is None:
             if vault is None:
-                raise ValueError("a server needs its clients' keys: give a keyring, or a vault that has one")
+                raise SettingError("a server needs its clients' keys: give a keyring, or a vault that has one")
             keyring = vault.keyring
         if not 0 < ratio < 1:
-            raise ValueError(f"the region's ratio k must lie between 0 and 1, not {ratio}")
+            raise SettingError(f"the region's ratio k must lie between 0 and 1, not {ratio}")
         if warmup_rounds < 0:
-            raise ValueError(f"{warmup_rounds} warm-up rounds: there cannot be fewer than none")
+            raise SettingError(f"{warmup_rounds} warm-up rounds: there cannot be fewer than none")
         if injection is None and preset not in PRESETS:
-            raise ValueError(f"unknown preset {preset!r}: use one of {', '.join(PRESETS)}")
+            raise SettingError(f"unknown preset {preset!r}: use one of {', '.join(PRESETS)}")
         self.model = copy.deepcopy(model)
         self.keyring = keyring
         self.warmup_rounds = warmup_rounds

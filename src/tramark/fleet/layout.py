@@ -12,6 +12,8 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from tramark.errors import SettingError
+
 State = Mapping[str, Tensor]
 
 
@@ -63,10 +65,10 @@ class Layout:
                     size += parameter.numel()
                 slots[name] = names[id(parameter)]
         if not slots:
-            raise ValueError(f"{type(model).__name__} has no trainable weights: there is nothing to mark")
+            raise SettingError(f"{type(model).__name__} has no trainable weights: there is nothing to mark")
         odd = [name for name, tensor in state.items() if not isinstance(tensor, Tensor)]
         if odd:
-            raise ValueError(f"the state dict holds more than tensors, which cannot be averaged: {', '.join(odd)}")
+            raise SettingError(f"the state dict holds more than tensors, which cannot be averaged: {', '.join(odd)}")
         buffers = {name: (t.shape, t.dtype) for name, t in state.items() if name not in slots}
         wide = any(slot.dtype == torch.float64 for slot in slots.values())
         return cls(slots, buffers, tuple(state), size, torch.float64 if wide else torch.float32)
@@ -136,7 +138,7 @@ def extend_head(model: nn.Module, classes: int) -> nn.Module:
     """
     name, head = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear)][-1]
     if classes <= head.out_features:
-        raise ValueError(f"the model has {head.out_features} outputs already: {classes} would not extend it")
+        raise SettingError(f"the model has {head.out_features} outputs already: {classes} would not extend it")
     wider = nn.Linear(head.in_features, classes, bias=head.bias is not None).to(head.weight)
     with torch.no_grad():
         wider.weight[: head.out_features] = head.weight

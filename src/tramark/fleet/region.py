@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from tramark.errors import SettingError
 from tramark.fleet.layout import Layout, Slot
 
 
@@ -153,16 +154,16 @@ def smallest_weights(
     told; the total stays.
     """
     if not 0 < ratio < 1:
-        raise ValueError(f"the region's ratio k must lie between 0 and 1, not {ratio}")
+        raise SettingError(f"the region's ratio k must lie between 0 and 1, not {ratio}")
     total = int(ratio * layout.size + 1e-9)
     if total < 1:
-        raise ValueError(
+        raise SettingError(
             f"a ratio of {ratio} of {layout.size} weights leaves no place for a mark: take {1 / layout.size:.2g}"
         )
     slots = [slot for name, slot in layout.tensors.items() if within is None or name in within]
     available = sum(slot.shape.numel() for slot in slots)
     if total > available:
-        raise ValueError(f"a ratio of {ratio} takes {total} weights, but there are {available} to choose from")
+        raise SettingError(f"a ratio of {ratio} takes {total} weights, but there are {available} to choose from")
     if not per_tensor:
         places = torch.cat([torch.arange(slot.start, slot.stop) for slot in slots])
         return Places(places[_smallest(weights[places], total)])

@@ -19,6 +19,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
+from tramark.errors import SettingError
 from tramark.keys import streams
 from tramark.keys.pictures import Patterns
 from tramark.keys.sources import Source, for_shape, from_description
@@ -79,22 +80,22 @@ class Keyring:
 
     def __post_init__(self) -> None:
         if len(self.secret) < 16:
-            raise ValueError(f"a secret of {len(self.secret)} bytes can be guessed: use secrets.token_bytes(32)")
+            raise SettingError(f"a secret of {len(self.secret)} bytes can be guessed: use secrets.token_bytes(32)")
         if not self.clients:
-            raise ValueError("a keyring needs at least one client")
+            raise SettingError("a keyring needs at least one client")
         if twice := [client for client, count in Counter(self.clients).items() if count > 1]:
-            raise ValueError(f"two clients with one name: {', '.join(map(repr, twice))}")
+            raise SettingError(f"two clients with one name: {', '.join(map(repr, twice))}")
         if self.classes < 2:
-            raise ValueError(f"{self.classes} classes: a model with fewer than two labels cannot answer differently")
+            raise SettingError(f"{self.classes} classes: a model with fewer than two labels cannot answer differently")
         if self.assignment == "label" and len(self.clients) > self.classes:
-            raise ValueError(
+            raise SettingError(
                 f"{len(self.clients)} clients need as many labels, but the model has {self.classes}: use code answers, "
                 f"or enlarge the model's head with extend_head(model, {len(self.clients)}) before training"
             )
         if self.assignment == "code" and self.pool < self.questions:
-            raise ValueError(f"{self.questions} questions cannot be chosen from a pool of {self.pool}")
+            raise SettingError(f"{self.questions} questions cannot be chosen from a pool of {self.pool}")
         if min(self.questions, self.train_variants, self.held_out_variants) < 1:
-            raise ValueError("there must be at least one question, one variant to train on and one held out")
+            raise SettingError("there must be at least one question, one variant to train on and one held out")
 
     @classmethod
     def generate(
@@ -118,7 +119,7 @@ class Keyring:
         """
         if source is None:
             if input_shape is None:
-                raise ValueError("say what the model is fed: input_shape=(1, 28, 28), or source=…")
+                raise SettingError("say what the model is fed: input_shape=(1, 28, 28), or source=…")
             source = for_shape(input_shape)
         code = assignment == "code"
         count = questions or (questions_needed(len(clients), classes) if code else 1)
@@ -143,7 +144,7 @@ class Keyring:
     def join(self, client: str) -> Self:
         """With a new client, or one that comes back: it gets its own key again."""
         if client in self.active:
-            raise ValueError(f"client {client!r} is in the keyring already")
+            raise SettingError(f"client {client!r} is in the keyring already")
         if client in self.departed:
             return replace(self, departed=self.departed - {client})
         return replace(self, clients=(*self.clients, client))

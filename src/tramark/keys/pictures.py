@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tramark.errors import SettingError
 from tramark.keys import streams
 
 
@@ -173,7 +174,7 @@ class LabelledImages:
         first = question // kinds * self.per_question
         wanted = torch.tensor([first + v for v in variants], dtype=torch.int64)
         if variants.stop > self.per_question or first + variants.stop > len(order):
-            raise ValueError(
+            raise SettingError(
                 f"question {question} wants {variants.stop} images labelled {question % kinds} of {self.name!r}, "
                 f"which has {len(order)} of them in samples of {self.per_question}: ask for fewer questions or variants"
             )

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tramark.errors import SettingError
 from tramark.keys import streams
 from tramark.keys.pictures import LabelledImages, Patterns, WafflePatterns
 
@@ -136,7 +137,7 @@ def for_shape(shape: tuple[int, ...], *, mean: tuple[float, ...] = (), std: tupl
         return Patterns((shape[0], shape[1], shape[2]), mean=mean, std=std)
     if len(shape) == 1:
         return Vectors(shape[0])
-    raise ValueError(f"no default questions for inputs of shape {shape}: pass source=… (say, Tokens for text)")
+    raise SettingError(f"no default questions for inputs of shape {shape}: pass source=… (say, Tokens for text)")
 
 
 def from_description(description: dict[str, Any], *, images: tuple[Tensor, Tensor] | None = None) -> Source:

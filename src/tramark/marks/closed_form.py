@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from tramark.errors import SettingError
 from tramark.fleet.drift import Drift
 from tramark.fleet.fleet import Fleet
 from tramark.fleet.moments import Moment
@@ -61,18 +62,18 @@ class ClosedForm:
 
     def __post_init__(self) -> None:
         if not 0 < self.near < 1:
-            raise ValueError(f"near is a share of the data's energy, between 0 and 1, not {self.near}")
+            raise SettingError(f"near is a share of the data's energy, between 0 and 1, not {self.near}")
         if self.calm < 1:
-            raise ValueError(f"one in {self.calm} questions cannot be considered: calm is 1 (all of them) or more")
+            raise SettingError(f"one in {self.calm} questions cannot be considered: calm is 1 (all of them) or more")
         if self.retouch < 0:
-            raise ValueError(f"{self.retouch} steps to retouch questions: there cannot be fewer than none")
+            raise SettingError(f"{self.retouch} steps to retouch questions: there cannot be fewer than none")
 
     def layers(self, model: nn.Module) -> tuple[str, ...]:
         known = editable_layers(model)
         names = self.layer_names or known[:1]
         for name in names:
             if name not in known:
-                raise ValueError(f"no layer {name!r} to write marks into; this model has {', '.join(known)}")
+                raise SettingError(f"no layer {name!r} to write marks into; this model has {', '.join(known)}")
         return tuple(name for name, _ in model.named_modules() if name in names)
 
     def begin(self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift) -> Keyring:
@@ -107,7 +108,7 @@ class ClosedForm:
         with loaded(model, fleet):
             run = split(model, layers[0], sheet.inputs)
             if not torch.isfinite(run.layer_inputs).all():
-                raise ValueError("the base model answers its questions with NaN or infinity: training has diverged")
+                raise SettingError("the base model answers its questions with NaN or infinity: training has diverged")
             edits, brakes, pulls = [], [], []
             for layer in layers:
                 own = run if layer == layers[0] else split(model, layer, sheet.inputs)

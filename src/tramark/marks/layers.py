@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
+from tramark.errors import SettingError
+
 _graphs: weakref.WeakKeyDictionary[nn.Module, fx.GraphModule] = weakref.WeakKeyDictionary()
 
 
@@ -56,7 +58,7 @@ def editable_layers(model: nn.Module) -> list[str]:
     if not linear:
         found = [*found[1:], *found[:1]]
     if not found:
-        raise ValueError(
+        raise SettingError(
             f"{type(model).__name__} has no trainable linear layer or convolution to write marks into: "
             "use a region of places (preset 'paper' or 'released')"
         )

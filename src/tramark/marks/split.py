@@ -20,6 +20,7 @@ from typing import Any, Protocol, Self, TypeVar
 import torch
 from torch import Tensor, fx, nn
 
+from tramark.errors import SettingError
 from tramark.marks.layers import rows_answered, rows_fed, traced
 
 PIECE = 2**21
@@ -231,7 +232,7 @@ class WholeRun(_Run):
         with torch.no_grad():
             self._run(inputs, lambda _, args, out: seen.append((args[0], out)))
         if len(seen) != 1:
-            raise ValueError(f"layer {layer!r} runs {len(seen)} times in one pass: choose one that runs once")
+            raise SettingError(f"layer {layer!r} runs {len(seen)} times in one pass: choose one that runs once")
         self.layer_inputs, self.layer_outputs = seen[0]
         self._width = self.layer_outputs[0].numel()
 
