@@ -29,7 +29,7 @@ from tramark.errors import SettingError, UnknownClientError, WrongKey
         (("attack", "{run}", "--attack", "prune", "--param", "share=2"), "share"),
         (("vault", "create", "{tmp}/v", "--clients", "a", "--classes", "1", "--input-shape", "1,8,8"), "1 classes"),
         (("vault", "create", "{tmp}/v", "--clients", "a,a", "--classes", "2", "--input-shape", "1,8,8"), "one name"),
-        (("evidence", "verify", "{run}/config.json"), "canonical"),
+        (("evidence", "verify", "{run}/config.json"), "not an evidence bundle"),
         (("evidence", "verify", "{run}/models/client-0.safetensors"), ""),
     ],
 )
@@ -80,29 +80,28 @@ MISTAKES: dict[str, Exception] = {
 }
 
 
-@pytest.fixture
-def audit_raises(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tramark: Shell) -> "Raiser":
-    """Makes `tramark vault audit` on a fresh vault raise an error of any kind."""
-    words = ("--clients", "a,b", "--classes", "2", "--input-shape", "1,4,4", "--questions", "8")
-    tramark("vault", "create", tmp_path / "vault", *words)
-    return Raiser(monkeypatch, tmp_path / "vault")
+class Failing:
+    """A `tramark vault audit` that raises an error of any kind."""
 
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        self.monkeypatch, self.folder = monkeypatch, folder
 
-class Raiser:
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, vault: Path) -> None:
-        self.monkeypatch, self.vault = monkeypatch, vault
-
-    def __call__(self, error: BaseException) -> tuple[str, str, Path]:
-        def fail(*_: object, **__: object) -> None:
+    def with_error(self, error: BaseException) -> tuple[str, str, Path]:
+        def fail(*_: object) -> None:
             raise error
 
-        self.monkeypatch.setattr("tramark.vault.store.audit", fail)
-        return "vault", "audit", self.vault
+        self.monkeypatch.setattr("tramark.cli.vault.key_for", fail)
+        return "vault", "audit", self.folder
+
+
+@pytest.fixture
+def audit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Failing:
+    return Failing(monkeypatch, tmp_path)
 
 
 @pytest.mark.parametrize("line", MISTAKES)
-def test_what_a_user_can_mend_is_one_line(audit_raises: Raiser, tramark: Shell, line: str) -> None:
-    words = audit_raises(MISTAKES[line])
+def test_what_a_user_can_mend_is_one_line(audit: Failing, tramark: Shell, line: str) -> None:
+    words = audit.with_error(MISTAKES[line])
     assert tramark(*words, code=2) == f"tramark: {line}\n"
     shown = tramark(*words, "--debug", code=2)
     assert "Traceback" in shown
@@ -112,8 +111,8 @@ def test_what_a_user_can_mend_is_one_line(audit_raises: Raiser, tramark: Shell, 
 @pytest.mark.parametrize(
     "error", [ValueError("of mine"), KeyError("of mine"), RuntimeError("of mine"), OSError("of mine")], ids=repr
 )
-def test_anything_else_is_a_bug(audit_raises: Raiser, tramark: Shell, error: Exception) -> None:
-    words = audit_raises(error)
+def test_anything_else_is_a_bug(audit: Failing, tramark: Shell, error: Exception) -> None:
+    words = audit.with_error(error)
     first, second = tramark(*words, code=70).splitlines()
     assert "bug in tramark" in first
     assert type(error).__name__ in first
@@ -125,8 +124,8 @@ def test_anything_else_is_a_bug(audit_raises: Raiser, tramark: Shell, error: Exc
         assert "in fail" in shown
 
 
-def test_ctrl_c_is_one_line(audit_raises: Raiser, tramark: Shell) -> None:
-    assert tramark(*audit_raises(KeyboardInterrupt()), code=130) == "tramark: interrupted\n"
+def test_ctrl_c_is_one_line(audit: Failing, tramark: Shell) -> None:
+    assert tramark(*audit.with_error(KeyboardInterrupt()), code=130) == "tramark: interrupted\n"
 
 
 def test_ctrl_c_at_a_prompt_is_one_line(tramark: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,9 +9,14 @@ from traces import case, ring, vault_of
 
 from tramark.evidence.commitment import canonical
 
+# A finder, since scipy looks at sys.modules["torch"] without a check for None.
 WITHOUT_TORCH = """
 import sys
-sys.modules["torch"] = None
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "torch":
+            raise ModuleNotFoundError(f"{name} must not be imported here")
+sys.meta_path.insert(0, Missing())
 from tramark.cli import main
 sys.argv[0] = "tramark"
 main()
@@ -20,13 +24,13 @@ main()
 
 
 @pytest.fixture(scope="module")
-def evidence(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def evidence(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a vault and the evidence.json of a trace."""
     folder = tmp_path_factory.mktemp("evidence")
     with vault_of(ring(), folder) as vault:
         _, bundle = case(vault, "hospital-3")
     (folder / "evidence.json").write_bytes(canonical(bundle))
-    yield folder
+    return folder
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from rich.console import Console
 
-from tramark.errors import SettingError, one_line
+from tramark.errors import NoKey, SettingError, one_line
 
 if TYPE_CHECKING:
     import torch
@@ -75,10 +75,15 @@ def vault_at(path: Path) -> Path:
 
 def key_for(path: Path, key_file: Path | None, *, new: bool = False) -> "KeySource":
     """A vault's key. At a terminal, the user is asked for a passphrase if no key is found."""
-    from tramark.vault.lock import find_key
+    from tramark.vault.lock import find_key, read_header
 
     prompt = (lambda: ask_passphrase("Passphrase", confirm=new)) if interactive() else None
-    return find_key(path, key_file=key_file, prompt=prompt)
+    try:
+        return find_key(path, key_file=key_file, prompt=prompt)
+    except NoKey:
+        if not new:
+            read_header(path)  # says so if the folder holds no vault at all
+        raise
 
 
 def open_vault(path: Path, key_file: Path | None, *, readonly: bool = False) -> "Vault":

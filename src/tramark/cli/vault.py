@@ -37,7 +37,7 @@ def create(
 ) -> None:
     """Make a new vault with a keyring for these clients, and its signed commitment."""
     from tramark.keys.keyring import Keyring
-    from tramark.vault.lock import default_key_file, make_key_file
+    from tramark.vault.lock import KeySource, default_key_file, make_key_file
     from tramark.vault.store import Vault
 
     try:
@@ -50,9 +50,8 @@ def create(
         key = key_for(vault, key_file, new=True)
     except NoKey:
         vault.parent.mkdir(parents=True, exist_ok=True)
-        key_file = make_key_file(default_key_file(vault))
-        key = key_for(vault, key_file)
-        console.print(f"no passphrase given: the vault's key is in {key_file}", highlight=False)
+        key = KeySource(key_file=make_key_file(default_key_file(vault)))
+        console.print(f"no passphrase given: the vault's key is in {key.key_file}", highlight=False)
     with Vault.create(vault, keyring, passphrase=key.passphrase, key_file=key.key_file) as made:
         typer.echo(f"vault {made.id} for {len(names)} clients; publish {vault / 'commitment.json'}")
 
