@@ -29,7 +29,7 @@ app.command()(run)
 app.command()(demo)
 app.command()(methods)
 app.command(
-    "trace", epilog="Exit codes:\n\n" + "\n\n".join(f"{code:>3}  {meaning}" for code, meaning in EXIT_CODES.items())
+    "trace", epilog="Exit codes:\n\n" + "\n\n".join(f"{code:<3}  {meaning}" for code, meaning in EXIT_CODES.items())
 )(trace_command)
 app.command()(attack)
 app.command()(export)

@@ -29,9 +29,9 @@ EXIT = {"client": 0, "several": 0, "nobody": NOBODY, "inconclusive": INCONCLUSIV
 
 EXIT_CODES = {
     0: "a client is named",
+    MISTAKE: "not possible: bad input, a missing file or the wrong key",
     NOBODY: "nobody: the suspect carries no client's mark",
     INCONCLUSIVE: "inconclusive: too few answers to accuse or to clear anybody",
-    MISTAKE: "the command cannot be carried out: bad input, a missing file, the wrong key",
     BUG: "a bug in tramark",
     INTERRUPTED: "interrupted",
 }

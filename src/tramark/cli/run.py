@@ -110,8 +110,10 @@ def run(
 ) -> None:
     """Simulate a federation in which every client's model carries its own mark.
 
-    The folder gets config.json, metrics.jsonl, summary.json and curves.png; the clients' models as they were issued
-    (models/) and as the clients last trained them (trained/); and the vault that traces them. Prints the summary.
+    Prints a summary. The folder --out gets config.json, metrics.jsonl,
+    summary.json and curves.png, the clients' models as they were issued
+    (models/) and as the clients last trained them (trained/), and the vault
+    that traces them.
     """
     from tramark.lab.simulation.run import Settings
     from tramark.lab.simulation.run import run as run_federation
