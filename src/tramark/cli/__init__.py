@@ -1,4 +1,8 @@
-"""The command line: parse, call, show."""
+"""The command line: parse, call, show.
+
+A command's module loads typer and little else. torch, the laboratory and the vault are imported in the body of the
+command that needs them, so that help texts and checks start fast.
+"""
 
 import sys
 from typing import Annotated
@@ -6,12 +10,14 @@ from typing import Annotated
 import typer
 
 from tramark import __version__
-from tramark.cli import data, trace, vault
+from tramark.cli import data, evidence, vault
 from tramark.cli.attack import attack
-from tramark.cli.common import console
+from tramark.cli.common import EXIT_CODES
+from tramark.cli.export import export
+from tramark.cli.failures import exit_code_for
 from tramark.cli.methods import methods
 from tramark.cli.run import demo, run
-from tramark.errors import BadProof, SuspectError, VaultError
+from tramark.cli.trace import trace_command
 
 app = typer.Typer(
     help="Find out who leaked a federation's model.",
@@ -22,10 +28,12 @@ app = typer.Typer(
 app.command()(run)
 app.command()(demo)
 app.command()(methods)
-app.command("trace")(trace.trace_command)
+app.command(
+    "trace", epilog="Exit codes:\n\n" + "\n\n".join(f"{code:<3}  {meaning}" for code, meaning in EXIT_CODES.items())
+)(trace_command)
 app.command()(attack)
-app.command()(trace.export)
-app.add_typer(trace.evidence, name="evidence")
+app.command()(export)
+app.add_typer(evidence.app, name="evidence")
 app.add_typer(vault.app, name="vault")
 app.add_typer(data.app, name="data")
 
@@ -39,17 +47,20 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _common(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error. May also follow the command.")
     ] = False,
 ) -> None:
     pass
 
 
 def main() -> None:
-    """Run the command line; what a user can mend is one line on stderr and exit code 2."""
+    """Runs the command line and exits with one of the codes in `common.EXIT_CODES`."""
+    words = [word for word in sys.argv[1:] if word != "--debug"]
+    debug = len(words) < len(sys.argv) - 1
     try:
-        app()
-    except (ValueError, KeyError, OSError, VaultError, SuspectError, BadProof) as error:
-        line = " ".join(str(error.args[0] if isinstance(error, KeyError) and error.args else error).split())
-        console.print(f"tramark: {line}", style="red", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(2)
+        app(words, prog_name="tramark")
+    except (Exception, SystemExit) as error:
+        sys.exit(exit_code_for(error, debug=debug))

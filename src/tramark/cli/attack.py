@@ -1,49 +1,69 @@
-"""`tramark attack`: what marks outlive."""
+"""`tramark attack`: attack the models of a run, and see whether they can still be traced."""
 
 import inspect
 import json
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-from tramark.cli.common import DataDir, KeyFile, console, device_named, key_for, pairs
+from tramark.cli.common import DataDir, Device, KeyFile, console, device_named, key_for, pairs
 from tramark.errors import SettingError
-from tramark.lab.attacks import ATTACKS, Attack, Collusion
-from tramark.lab.attacks.arena import MATRIX, Ledger, Stage, assault, groups, make, title
-from tramark.lab.attacks.picture import draw_matrix, markdown
-from tramark.vault.lock import KeySource
+
+if TYPE_CHECKING:
+    from tramark.lab.attacks import Attack, Collusion
+    from tramark.lab.attacks.arena import Ledger, Stage
 
 
 def attack(
-    runs: Annotated[list[Path] | None, typer.Argument(help="Folders of runs that have ended.", metavar="RUN…")] = None,
-    name: Annotated[str | None, typer.Option("--attack", help="Which attack; --list shows them.")] = None,
-    param: Annotated[list[str] | None, typer.Option(help="A parameter of it, such as share=0.9.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Every kind of attack, and a picture of it all.")] = False,
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(exists=True, file_okay=False, help="Folders of finished runs.", metavar="RUN…"),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--attack", help="Name of the attack to make; --list shows all names.")
+    ] = None,
+    param: Annotated[
+        list[str] | None,
+        typer.Option(help="A parameter of the attack, such as share=0.9. Repeat the option for several."),
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Make attacks of every kind, and draw a matrix of the results.")
+    ] = False,
     clients: Annotated[
-        str | None, typer.Option(help="How many clients turn thief, or which: a number, or names with commas.")
+        str | None,
+        typer.Option(help="Clients that attack their models: a number, or names separated by commas. By default, all."),
     ] = None,
     which: Annotated[
-        Literal["trained", "issued"], typer.Option(help="Models as clients last trained them, or as they were sent.")
+        Literal["trained", "issued"],
+        typer.Option(help="Attack the models as the clients last trained them, or as they were issued."),
     ] = "trained",
-    samples: Annotated[int, typer.Option(help="Test samples for the accuracy.")] = 2000,
-    out: Annotated[Path | None, typer.Option(help="Picture of the matrix (--all); beside the first run.")] = None,
-    table: Annotated[
-        Path | None, typer.Option(help="Write the matrix to this file as a Markdown table (--all).")
+    samples: Annotated[int, typer.Option(help="Number of test samples to measure the accuracy on.")] = 2000,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            dir_okay=False, help="File for the picture of the matrix (--all). By default, attacks.png in the first run."
+        ),
     ] = None,
-    show: Annotated[bool, typer.Option("--list", help="List the attacks with their parameters.")] = False,
+    table: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="File for the matrix as a Markdown table (--all).")
+    ] = None,
+    show: Annotated[
+        bool, typer.Option("--list", help="List the attacks and their parameters, and attack nothing.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
     key_file: KeyFile = None,
     data_dir: DataDir = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, mps … or auto.")] = "auto",
+    device: Device = "auto",
 ) -> None:
-    """Attack the models of a run as thieves would, and see whether they can still be traced.
+    """Attack the models of a run as thieves would, and show whether they can still be traced.
 
-    What was done is kept in the run's folder (attacks.jsonl) and not done again.
+    Results are kept in the run's folder (attacks.jsonl). An attack that is there already is not made again.
     """
+    from tramark.lab.attacks.arena import MATRIX, Ledger, Stage, make, title
+    from tramark.lab.attacks.picture import draw_matrix, markdown
+
     if show:
         typer.echo(_catalogue(as_json))
         return
@@ -54,7 +74,7 @@ def attack(
     rows = []
     for folder in runs:
         place = folder / "vault"
-        key: KeySource | None = key_for(place, key_file) if place.exists() else None
+        key = key_for(place, key_file) if place.exists() else None
         stage = Stage.of(folder, which, key=key, data_dir=data_dir, device=device_named(device))
         rows += _assaults(stage, Ledger(folder), wanted, _thieves(stage, clients), samples)
     typer.echo(json.dumps(rows if everything else rows[0], indent=2)) if as_json else _show(rows)
@@ -66,8 +86,13 @@ def attack(
 
 
 def _assaults(
-    stage: Stage, ledger: Ledger, wanted: dict[str, Attack | Collusion], thieves: list[str], samples: int
+    stage: "Stage", ledger: "Ledger", wanted: "dict[str, Attack | Collusion]", thieves: list[str], samples: int
 ) -> list[dict[str, Any]]:
+    """The results of all attacks on one run, from the ledger where it has them."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from tramark.lab.attacks.arena import assault, groups
+
     rows = []
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console) as progress:
@@ -87,7 +112,7 @@ def _assaults(
     return rows
 
 
-def _thieves(stage: Stage, clients: str | None) -> list[str]:
+def _thieves(stage: "Stage", clients: str | None) -> list[str]:
     everybody = list(stage.leaked)
     if clients is None:
         return everybody
@@ -100,6 +125,8 @@ def _thieves(stage: Stage, clients: str | None) -> list[str]:
 
 
 def _catalogue(as_json: bool) -> str:
+    from tramark.lab.attacks import ATTACKS
+
     rows = {}
     for name, kind in ATTACKS.items():
         about = inspect.getdoc(getattr(kind, "func", kind)) or ""
@@ -115,6 +142,8 @@ def _catalogue(as_json: bool) -> str:
 
 
 def _show(rows: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+
     table = Table("method", "attack", "MA before", "MA", "VR", "confidence", "right / wrong / nobody / open", "queries")
     for row in rows:
         if "not_applicable" in row:

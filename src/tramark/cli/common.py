@@ -1,45 +1,123 @@
-"""What all commands share: where to talk to the user, and how to find a vault's key."""
+"""What all commands share: exit codes, common options, where to talk to the user, and how to find a vault's key."""
 
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-import torch
 import typer
 from rich.console import Console
 
-from tramark.errors import SettingError
-from tramark.vault.lock import KeySource, find_key
+from tramark.errors import NoKey, SettingError, one_line
+
+if TYPE_CHECKING:
+    import torch
+
+    from tramark.keys.keyring import Keyring
+    from tramark.vault.lock import KeySource
+    from tramark.vault.store import Vault
+
+Kind = TypeVar("Kind")
 
 console = Console(stderr=True)
 
-DataDir = Annotated[Path | None, typer.Option(help="Folder with data files, looked into before any download.")]
+CHANGED, MISTAKE, NOBODY, INCONCLUSIVE, BUG, INTERRUPTED = 1, 2, 3, 4, 70, 130
+
+EXIT = {"client": 0, "several": 0, "nobody": NOBODY, "inconclusive": INCONCLUSIVE}
+"""The exit code of `trace` for each kind of verdict."""
+
+EXIT_CODES = {
+    0: "a client is named",
+    MISTAKE: "not possible: bad input, a missing file or the wrong key",
+    NOBODY: "nobody: the suspect carries no client's mark",
+    INCONCLUSIVE: "inconclusive: too few answers to accuse or to clear anybody",
+    BUG: "a bug in tramark",
+    INTERRUPTED: "interrupted",
+}
+"""The exit codes of `trace`. All commands share 2, 70 and 130; `vault audit` exits with 1 if a vault was changed."""
+
+
+def existing_file(*names: str, help: str) -> Any:
+    """An option for a file that must exist."""
+    return typer.Option(*names, exists=True, dir_okay=False, help=help)
+
+
+def existing_folder(*names: str, help: str) -> Any:
+    """An option for a folder that must exist."""
+    return typer.Option(*names, exists=True, file_okay=False, help=help)
+
+
+DataDir = Annotated[
+    Path | None,
+    existing_folder(help="Folder with data sets as .npz files. It is searched before anything is downloaded."),
+]
 KeyFile = Annotated[
     Path | None,
-    typer.Option(help="Key file of the vault; else TRAMARK_PASSPHRASE, the key file beside the vault, or a prompt."),
+    existing_file(
+        help="Key file of the vault. Without it: the passphrase in TRAMARK_PASSPHRASE, else the key file beside the "
+        "vault, else a prompt."
+    ),
 ]
-VaultPath = Annotated[Path, typer.Argument(help="The vault's directory, or that of a run which holds one.")]
+VaultPath = Annotated[
+    Path,
+    typer.Argument(exists=True, file_okay=False, help="The vault's folder, or the folder of a run that has a vault."),
+]
+Device = Annotated[
+    str, typer.Option(help="Device to compute on: cpu, cuda, mps … With auto, an accelerator if there is one.")
+]
 
 
 def vault_at(path: Path) -> Path:
-    """The vault itself, given it or the folder of a run."""
+    """The vault's own folder, given that folder or the folder of a run."""
     return path / "vault" if (path / "vault").is_dir() else path
 
 
-def key_for(path: Path, key_file: Path | None, *, new: bool = False) -> KeySource:
-    """A vault's key, asked for at the terminal if it is nowhere else."""
-    prompt = (
-        (lambda: typer.prompt("Passphrase", hide_input=True, confirmation_prompt=new, err=True))
-        if interactive()
-        else None
-    )
-    return find_key(path, key_file=key_file, prompt=prompt)
+def key_for(path: Path, key_file: Path | None, *, new: bool = False) -> "KeySource":
+    """A vault's key. At a terminal, the user is asked for a passphrase if no key is found."""
+    from tramark.vault.lock import find_key, read_header
+
+    prompt = (lambda: ask_passphrase("Passphrase", confirm=new)) if interactive() else None
+    try:
+        return find_key(path, key_file=key_file, prompt=prompt)
+    except NoKey:
+        if not new:
+            read_header(path)  # says so if the folder holds no vault at all
+        raise
+
+
+def open_vault(path: Path, key_file: Path | None, *, readonly: bool = False) -> "Vault":
+    """The vault at a path, or in the run at that path, opened with its key."""
+    from tramark.vault.store import Vault
+
+    place = vault_at(path)
+    key = key_for(place, key_file)
+    return Vault.open(place, passphrase=key.passphrase, key_file=key.key_file, readonly=readonly)
+
+
+def keyring_of(vault: "Vault", data_dir: Path | None) -> "Keyring":
+    """A vault's keyring. If its questions are images of a data set, that data set is loaded."""
+    from tramark.keys.keyring import Keyring
+    from tramark.lab import data
+
+    plain = vault.sealed_keyring
+    if plain["triggers"]["kind"] == "images":
+        source = data.load(plain["triggers"]["name"], data_dir=data_dir)
+        return Keyring.from_dict(plain, images=(source.train_inputs, source.train_labels))
+    return Keyring.from_dict(plain)
+
+
+def ask_passphrase(text: str, *, confirm: bool) -> str:
+    """A passphrase typed at the terminal."""
+    try:
+        return str(typer.prompt(text, hide_input=True, confirmation_prompt=confirm, err=True))
+    except typer.Abort:
+        # typer reports Ctrl-C at a prompt as an exit code of its own.
+        raise KeyboardInterrupt from None
 
 
 def pairs(option: str, given: Sequence[str]) -> dict[str, Any]:
-    """What was given as name=value, with values as in JSON, or as words."""
+    """Options given as name=value, as a dictionary. Values are read as JSON, or else as text."""
     found: dict[str, Any] = {}
     for pair in given:
         name, separator, value = pair.partition("=")
@@ -52,15 +130,37 @@ def pairs(option: str, given: Sequence[str]) -> dict[str, Any]:
     return found
 
 
+def read_json(path: Path) -> Any:
+    """The value in a JSON file."""
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError as error:
+        raise SettingError(f"{path} is not JSON: {one_line(error)}") from None
+
+
+def read_as(kind: type[Kind], path: Path) -> Kind:
+    """An object of that class, with the fields that a JSON file gives."""
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise SettingError(f"{path} must hold a JSON object, not a {type(value).__name__}")
+    try:
+        return kind(**value)
+    except TypeError as error:
+        raise SettingError(f"{path}: {one_line(error)}") from None
+
+
 def interactive() -> bool:
+    """Whether there is a user at a terminal who can be asked."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def device_named(name: str) -> torch.device:
-    """The device of that name, or the best there is."""
+def device_named(name: str) -> "torch.device":
+    """The device of that name; for auto, the accelerator if there is one."""
+    import torch
+
     if name != "auto":
         try:
             return torch.empty(0, device=name).device
-        except RuntimeError as error:
+        except (RuntimeError, AssertionError) as error:
             raise SettingError(f"no device {name!r} here: {str(error).splitlines()[0]}") from None
     return torch.accelerator.current_accelerator() or torch.device("cpu")

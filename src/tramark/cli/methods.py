@@ -1,19 +1,20 @@
-"""`tramark methods`: which ways to run a server there are, and what each of them can do."""
+"""`tramark methods`: a table of the methods and what each of them can do."""
 
 import json
 from typing import Annotated
 
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Column, Table
-
-from tramark.lab.methods import METHODS
-from tramark.lab.methods.table import COLUMNS, columns, summary
 
 
-def methods(as_json: Annotated[bool, typer.Option("--json", help="Print the columns as JSON.")] = False) -> None:
-    """Show all methods side by side: what they need, and what they can say about a suspect."""
+def methods(as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False) -> None:
+    """Compare all methods: what each needs, and what it can say about a suspect."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    from tramark.lab.methods import METHODS
+    from tramark.lab.methods.table import COLUMNS, columns, summary
+
     if as_json:
         rows = {name: columns(method) | {"summary": summary(method)} for name, method in METHODS.items()}
         typer.echo(json.dumps(rows, indent=2))

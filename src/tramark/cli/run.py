@@ -5,86 +5,119 @@ import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tramark.cli.common import DataDir, KeyFile, console, device_named, interactive, key_for, pairs
+from tramark.cli.common import (
+    DataDir,
+    Device,
+    KeyFile,
+    console,
+    device_named,
+    existing_folder,
+    interactive,
+    key_for,
+    pairs,
+)
 from tramark.cli.trace import trace_suspect
 from tramark.errors import NoKey
-from tramark.lab import models
-from tramark.lab.methods import METHODS
-from tramark.lab.simulation.picture import draw_curves
-from tramark.lab.simulation.run import Settings, TriggerKind
-from tramark.lab.simulation.run import run as run_federation
-from tramark.marks.presets import PRESETS
-from tramark.vault.lock import KeySource, default_key_file
+from tramark.lab.names import MethodName, ModelName, PresetName, TriggerKind
+
+if TYPE_CHECKING:
+    from tramark.lab.simulation.run import Settings
+    from tramark.vault.lock import KeySource
 
 
 def run(
-    out: Annotated[Path, typer.Option(help="Folder for the results.")],
+    out: Annotated[Path, typer.Option(file_okay=False, help="Folder to write the results to.")],
     data: Annotated[
-        str, typer.Option(help="Data set: a name from `tramark data list`, or an .npz file.")
+        str, typer.Option(help="Data set to train on: a name from `tramark data list`, or an .npz file.")
     ] = "fashion-mnist",
-    model: Annotated[str, typer.Option(help=f"Model: {', '.join(models.NAMES)}.")] = "cnn",
+    model: Annotated[ModelName, typer.Option(help="Architecture of the model.")] = "cnn",
     clients: Annotated[int, typer.Option(help="Number of clients.")] = 10,
-    rounds: Annotated[int, typer.Option(help="Rounds in all.")] = 50,
+    rounds: Annotated[int, typer.Option(help="Number of rounds, warm-up included.")] = 50,
     warmup: Annotated[
         int | None,
-        typer.Option(help="Rounds of plain FedAvg before the first marks; half of all, unless told."),
+        typer.Option(help="Number of rounds without marks at the start. By default, half of all rounds."),
     ] = None,
     ratio: Annotated[
-        float, typer.Option(help="The region's share k of the weights (presets paper and released).")
+        float, typer.Option(help="Share of the weights that carry marks (presets paper, released and late).")
     ] = 0.01,
-    method: Annotated[str, typer.Option(help=f"How the server works: {', '.join(METHODS)}.")] = "tramark",
-    preset: Annotated[str, typer.Option(help=f"How marks are made: {', '.join(PRESETS)}.")] = "default",
+    method: Annotated[
+        MethodName, typer.Option(help="Method that the server follows; `tramark methods` compares them.")
+    ] = "tramark",
+    preset: Annotated[
+        PresetName,
+        typer.Option(help="How marks are made: default is the closed form, the others are gradient steps."),
+    ] = "default",
     answers: Annotated[
-        Literal["code", "label"], typer.Option(help="Secret codewords, or the paper's one label per client.")
+        Literal["code", "label"],
+        typer.Option(help="Answers of the clients: code gives each a secret codeword, label one label (the paper's)."),
     ] = "code",
     questions: Annotated[
         int | None,
-        typer.Option(help="Questions per model (code answers); as many as the bound wants, unless told."),
+        typer.Option(
+            help="Number of questions per model (code answers). By default, as many as the false-accusation bound "
+            "needs."
+        ),
     ] = None,
     triggers: Annotated[
         TriggerKind,
-        typer.Option(help="What questions are made of; auto: patterns for codes, MNIST for labels."),
+        typer.Option(help="What questions are made of. auto: patterns for code answers, MNIST for label answers."),
     ] = "auto",
-    split: Annotated[Literal["iid", "dirichlet"], typer.Option(help="How samples are spread over clients.")] = "iid",
-    gamma: Annotated[float, typer.Option(help="Dirichlet parameter: smaller is less alike.")] = 0.5,
+    split: Annotated[
+        Literal["iid", "dirichlet"], typer.Option(help="How the samples are distributed over the clients.")
+    ] = "iid",
+    gamma: Annotated[
+        float, typer.Option(help="Parameter of the Dirichlet split. The smaller, the more the clients' data differ.")
+    ] = 0.5,
     samples_per_client: Annotated[
-        int | None, typer.Option(help="Samples of each client; all there are, unless told.")
+        int | None, typer.Option(help="Number of training samples of each client. By default, all are shared out.")
     ] = None,
-    local_epochs: Annotated[int, typer.Option(help="Epochs of each client in a round.")] = 5,
-    batch_size: Annotated[int, typer.Option(help="Batch size of the clients.")] = 64,
-    lr: Annotated[float, typer.Option(help="Learning rate of the clients.")] = 0.01,
-    sample_fraction: Annotated[float, typer.Option(help="Share of the clients that take part in a round.")] = 1.0,
+    local_epochs: Annotated[int, typer.Option(help="Epochs that a client trains in a round.")] = 5,
+    batch_size: Annotated[int, typer.Option(help="Batch size of the clients' training.")] = 64,
+    lr: Annotated[float, typer.Option(help="Learning rate of the clients' training.")] = 0.01,
+    sample_fraction: Annotated[float, typer.Option(help="Share of the clients that take part in each round.")] = 1.0,
     seed: Annotated[
         int,
-        typer.Option(help="Seed of data split, weights, clients and, since this is a simulation, of the keyring."),
+        typer.Option(
+            help="Seed of the data split, the weights and the training. In this simulation it also seeds the keyring."
+        ),
     ] = 0,
     option: Annotated[
-        list[str] | None, typer.Option(help="A parameter of the method's own, such as projection=reversed.")
+        list[str] | None,
+        typer.Option(help="A parameter of the method, such as projection=reversed. Repeat the option for several."),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder --out.")] = False,
     warm_from: Annotated[
-        Path | None, typer.Option(help="Folder of another run whose warm-up this one starts from, to compare methods.")
+        Path | None,
+        existing_folder(
+            help="Folder of another run. This run starts from the end of that run's warm-up, to compare methods."
+        ),
     ] = None,
     key_file: KeyFile = None,
     data_dir: DataDir = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, mps … or auto.")] = "auto",
+    device: Device = "auto",
     workers: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Processes that train clients on the CPU, one thread each; as many as pay, unless told."
+            min=1,
+            help="Number of processes that train clients on the CPU, with one thread each. By default, more than one "
+            "only if that is faster.",
         ),
     ] = None,
 ) -> None:
     """Simulate a federation in which every client's model carries its own mark.
 
-    Writes config.json, metrics.jsonl, summary.json, curves.png, the clients' models as safetensors (as issued:
-    models/, as trained by the clients: trained/) and the vault that traces them to the folder; prints the summary.
+    Prints a summary. The folder --out gets config.json, metrics.jsonl,
+    summary.json and curves.png, the clients' models as they were issued
+    (models/) and as the clients last trained them (trained/), and the vault
+    that traces them.
     """
+    from tramark.lab.simulation.run import Settings
+    from tramark.lab.simulation.run import run as run_federation
+
     settings = Settings(
         data=data,
         model=model,
@@ -120,8 +153,12 @@ def run(
     typer.echo(json.dumps({k: v for k, v in summary.items() if k != "per_client"}, indent=2))
 
 
-def _watch(job: Callable[..., dict[str, Any]], settings: Settings, out: Path) -> dict[str, Any]:
-    """Run with a progress bar, and draw the curves."""
+def _watch(job: Callable[..., dict[str, Any]], settings: "Settings", out: Path) -> dict[str, Any]:
+    """Runs a federation with a progress bar, and draws the curves."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from tramark.lab.simulation.picture import draw_curves
+
     lines: list[dict[str, Any]] = []
     with Progress(
         TextColumn("{task.description}"),
@@ -147,8 +184,10 @@ def _watch(job: Callable[..., dict[str, Any]], settings: Settings, out: Path) ->
     return summary
 
 
-def _key(out: Path, key_file: Path | None) -> KeySource | None:
-    """The key of a run's vault; None lets the run make a key file."""
+def _key(out: Path, key_file: Path | None) -> "KeySource | None":
+    """The key of a run's vault, or None if the run shall make a key file."""
+    from tramark.vault.lock import default_key_file
+
     place = out / "vault"
     try:
         return key_for(place, key_file, new=not place.exists())
@@ -159,12 +198,15 @@ def _key(out: Path, key_file: Path | None) -> KeySource | None:
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the results; replaced if it holds an earlier demo.")] = Path(
-        "demo"
-    ),
-    leaker: Annotated[int, typer.Option(help="Which of the ten clients leaks its model.")] = 3,
+    out: Annotated[
+        Path, typer.Option(file_okay=False, help="Folder to write the results to. An earlier demo in it is replaced.")
+    ] = Path("demo"),
+    leaker: Annotated[int, typer.Option(min=0, max=9, help="Number of the client that leaks its model, 0 to 9.")] = 3,
 ) -> None:
-    """Train ten clients, let one of them leak the model it trained, and find out who it was."""
+    """Train ten clients, let one of them leak its model, and find out who it was."""
+    from tramark.lab.simulation.run import Settings
+    from tramark.lab.simulation.run import run as run_federation
+
     if (out / "summary.json").exists():
         shutil.rmtree(out)
     settings = Settings(data="auto", rounds=12, warmup=8, samples_per_client=300, local_epochs=2, seed=0)

@@ -1,91 +1,111 @@
-"""`tramark trace`, `tramark export` and `tramark evidence`: what an auditor does."""
+"""`tramark trace`: ask a suspect, and say which client leaked it."""
 
 import hashlib
 import json
-import logging
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-import torch
 import typer
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from torch import nn
 
-from tramark.cli.common import DataDir, KeyFile, VaultPath, console, key_for, vault_at
-from tramark.cli.zoo import model_factory
+from tramark.cli.common import (
+    EXIT,
+    DataDir,
+    KeyFile,
+    VaultPath,
+    console,
+    existing_file,
+    keyring_of,
+    open_vault,
+    read_as,
+    read_json,
+)
 from tramark.errors import SettingError
-from tramark.evidence.verify import read_published, verify_bundle
-from tramark.keys.keyring import Keyring
-from tramark.lab import data, models
-from tramark.lab.simulation.checkpoint import write
-from tramark.lab.simulation.run import MODEL
-from tramark.report.page import verdict_sentence, write_report
-from tramark.suspects.base import Adapter
-from tramark.suspects.conventions import Conventions
-from tramark.suspects.files import load_into, open_suspect, read_weights
-from tramark.suspects.http import HttpOptions
-from tramark.suspects.inference import V2Suspect
-from tramark.suspects.json_api import JsonSuspect, JsonTemplate
-from tramark.tracing.bundle import make_bundle
-from tramark.tracing.interview import Step
-from tramark.tracing.trace import trace
-from tramark.vault.store import Vault
 
-EXIT = {"client": 0, "several": 0, "nobody": 3, "inconclusive": 4}
-
-evidence = typer.Typer(help="Evidence that a trace left behind.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from tramark.suspects.base import Adapter
+    from tramark.suspects.conventions import Conventions
+    from tramark.suspects.http import HttpOptions
+    from tramark.suspects.json_api import JsonTemplate
+    from tramark.tracing.interview import Step
 
 
 def trace_command(
     vault: VaultPath,
-    suspect: Annotated[str, typer.Argument(help="A file (.safetensors, .pt, .pt2, .onnx), a model folder or a URL.")],
+    suspect: Annotated[
+        str,
+        typer.Argument(
+            help="The model to ask: a file (.safetensors, .pt, .pt2, .onnx), a Hugging Face folder, or a URL."
+        ),
+    ],
     model: Annotated[
         str | None,
         typer.Option(
-            help="For weights: the model they belong to, a name or package.module:function. For a URL: its name."
+            help="Architecture of a file that holds weights only: a name, or package.module:factory. For a URL: the "
+            "model's name at the server."
         ),
     ] = None,
     conventions: Annotated[
-        Path | None, typer.Option(help="JSON file: how the suspect wants inputs and names labels (docs/suspects.md).")
+        Path | None,
+        existing_file(help="JSON file that says how the suspect is fed and its labels are read (docs/suspects.md)."),
     ] = None,
-    template: Annotated[Path | None, typer.Option(help="JSON file: how any other JSON API is asked.")] = None,
-    false_accusation: Annotated[float, typer.Option(help="Bound on the probability of accusing an innocent.")] = 1e-6,
-    budget: Annotated[int | None, typer.Option(help="The most queries to spend.")] = None,
+    template: Annotated[
+        Path | None, existing_file(help="JSON file that says how to ask a JSON API of any other kind (URLs only).")
+    ] = None,
+    false_accusation: Annotated[
+        float, typer.Option(help="Upper bound on the probability that any innocent client is accused.")
+    ] = 1e-6,
+    budget: Annotated[int | None, typer.Option(help="Largest number of queries to send.")] = None,
     rule: Annotated[
-        Literal["default", "paper"], typer.Option(help="paper: the arg-max, which always accuses.")
+        Literal["default", "paper"],
+        typer.Option(
+            help="How the answers are judged. default has the bound on false accusations; paper takes the client with "
+            "most matches and always accuses one."
+        ),
     ] = "default",
     reference: Annotated[
         list[str] | None,
-        typer.Option(help="For label answers: an unmarked model of the same task, to compare with. Give 19 or more."),
+        typer.Option(
+            help="An unmarked model of the same task to compare the suspect with (needed for label answers). Repeat "
+            "the option for each; 19 or more are needed."
+        ),
     ] = None,
-    exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Ask everything, to find accomplices.")] = False,
-    rate: Annotated[float | None, typer.Option(help="Queries a second, at most (URLs).")] = None,
+    exhaustive: Annotated[
+        bool, typer.Option("--exhaustive", help="Ask all questions even after a client is named, to find accomplices.")
+    ] = False,
+    rate: Annotated[float | None, typer.Option(help="Largest number of queries per second (URLs only).")] = None,
     token_env: Annotated[
-        str | None, typer.Option(help="Environment variable that holds the bearer token (URLs).")
+        str | None, typer.Option(help="Name of the environment variable that holds the bearer token (URLs only).")
     ] = None,
     transcript: Annotated[
         Path | None,
-        typer.Option(help="File to keep the answers in, so that a trace can be broken off and taken up again."),
+        typer.Option(
+            dir_okay=False,
+            help="File in which the answers are kept. A trace that was interrupted goes on from this file.",
+        ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Send nothing; show what would be asked.")] = False,
-    report: Annotated[Path | None, typer.Option(help="Folder for report.html and the signed evidence.json.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be asked, and send nothing to the suspect.")
+    ] = False,
+    report: Annotated[
+        Path | None, typer.Option(file_okay=False, help="Folder to write report.html and the signed evidence.json to.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
     key_file: KeyFile = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Ask a suspect, and say which client leaked it, or that nobody did.
+    """Say which client leaked a model, or that no client did, by asking the model the vault's questions."""
+    from tramark.suspects.conventions import Conventions
+    from tramark.suspects.http import HttpOptions
+    from tramark.suspects.json_api import JsonTemplate
 
-    Exit code 0: a client is named; 3: nobody; 4: inconclusive; 2: bad input.
-    """
     code = trace_suspect(
-        vault_at(vault),
+        vault,
         suspect,
         model=model,
-        conventions=Conventions(**_json(conventions)) if conventions else None,
-        template=JsonTemplate(**_json(template)) if template else None,
+        conventions=read_as(Conventions, conventions) if conventions else None,
+        template=read_as(JsonTemplate, template) if template else None,
         http=HttpOptions(rate=rate, token_env=token_env, budget=budget),
         options={"false_accusation": false_accusation, "budget": budget, "rule": rule, "exhaustive": exhaustive},
         references=reference or (),
@@ -104,9 +124,9 @@ def trace_suspect(
     target: str,
     *,
     model: str | None = None,
-    conventions: Conventions | None = None,
-    template: JsonTemplate | None = None,
-    http: HttpOptions | None = None,
+    conventions: "Conventions | None" = None,
+    template: "JsonTemplate | None" = None,
+    http: "HttpOptions | None" = None,
     options: dict[str, Any] | None = None,
     references: Sequence[str] = (),
     transcript: Path | None = None,
@@ -116,13 +136,25 @@ def trace_suspect(
     key_file: Path | None = None,
     data_dir: Path | None = None,
 ) -> int:
-    """Trace a suspect with a vault, show the verdict, and give the exit code."""
-    key = key_for(place, key_file)
-    with Vault.open(place, passphrase=key.passphrase, key_file=key.key_file, readonly=True) as vault:
+    """Traces a suspect, shows the verdict, and gives the exit code. `place` is the vault's folder, or its run's."""
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    from tramark.cli.zoo import model_factory
+    from tramark.lab.simulation.run import MODEL
+    from tramark.report.page import write_report
+    from tramark.report.words import verdict_sentence
+    from tramark.suspects.files import open_suspect
+    from tramark.suspects.inference import V2Suspect
+    from tramark.suspects.json_api import JsonSuspect
+    from tramark.tracing.bundle import make_bundle
+    from tramark.tracing.trace import trace
+    from tramark.vault.files import replace_file
+
+    with open_vault(place, key_file, readonly=True) as vault:
         keyring = keyring_of(vault, data_dir)
         known = json.loads(vault.get(MODEL)) if MODEL in vault.names else {}
 
-        def adapter_for(target: str) -> Adapter:
+        def adapter_for(target: str) -> "Adapter":
             remote = "://" in target
             return open_suspect(
                 target,
@@ -139,6 +171,8 @@ def trace_suspect(
             return 0
         steps = _read_steps(transcript)
         earlier = len(steps)
+        if transcript is not None:
+            transcript.parent.mkdir(parents=True, exist_ok=True)
         with Progress(
             SpinnerColumn(),
             TextColumn("asking"),
@@ -148,10 +182,10 @@ def trace_suspect(
         ) as progress:
             task = progress.add_task("asking", total=None, completed=len(steps))
 
-            def show(_: Step) -> None:
+            def show(_: "Step") -> None:
                 progress.advance(task)
                 if transcript is not None:
-                    write(transcript, json.dumps(steps).encode())
+                    replace_file(transcript, json.dumps(steps).encode())
 
             unmarked = [adapter_for(reference) for reference in references]
             verdict = trace(adapter, keyring, progress=show, transcript=steps, references=unmarked, **(options or {}))
@@ -165,120 +199,31 @@ def trace_suspect(
     else:
         headline, how_sure = verdict_sentence(verdict)
         sent = adapter.asked if isinstance(adapter, (V2Suspect, JsonSuspect)) else 0
-        # Whoever has a budget, or pays by the query, wants to know of those that came to nothing, too.
+        # A user with a budget, or who pays by the query, wants to know the number of failed queries too.
         repeated = f" With those repeated, {sent} were sent." if sent > verdict.queries - earlier else ""
         typer.echo(f"{headline}\n{how_sure}\n{verdict.queries} queries.{repeated}")
     return EXIT[verdict.verdict]
 
 
-def export(
-    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
-    file: Annotated[Path, typer.Argument(help="The file to write.")],
-    client: Annotated[str, typer.Option(help="Whose model.")],
-    form: Annotated[
-        Literal["safetensors", "onnx", "pt2"], typer.Option("--format", help="In which format.")
-    ] = "safetensors",
-    trained: Annotated[
-        bool, typer.Option("--trained", help="As the client had it after its last local training.")
-    ] = False,
-    data_dir: DataDir = None,
-) -> None:
-    """Write a client's model as it was issued, or as the client last trained it."""
-    source = run / ("trained" if trained else "models") / f"{client}.safetensors"
-    if not source.exists():
-        known = sorted(path.stem for path in source.parent.glob("*.safetensors"))
-        raise SettingError(
-            f"no model of client {client!r} in {run}" + (f": there are {', '.join(known)}" if known else "")
-        )
-    if form == "safetensors":
-        file.write_bytes(source.read_bytes())
-        return
-    config, weights = _json(run / "config.json"), read_weights(source)
-    dataset = data.load(config["data"], data_dir=data_dir)
-    model = models.build(
-        config["model"],
-        input_shape=dataset.input_shape,
-        classes=max(dataset.classes, config["clients"]) if config["answers"] == "label" else dataset.classes,
-        vocabulary=dataset.vocabulary,
-    )
-    load_into(model, weights, source)
-    _export(model.eval(), dataset.prepare(dataset.test_inputs[:2]), file, form)
-
-
-def _export(model: nn.Module, example: torch.Tensor, file: Path, form: str) -> None:
-    batch = torch.export.Dim("batch", min=1)
-    if form == "pt2":
-        torch.export.save(torch.export.export(model, (example,), dynamic_shapes=({0: batch},)), file)
-        return
-    try:
-        import onnxscript  # noqa: F401 - torch needs it to write ONNX
-    except ImportError:
-        raise SettingError("writing ONNX needs the extra tramark[onnx]") from None
-    # The exporter remarks on packages that are not there and on its own internals; neither is the user's business.
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(
-            model,
-            (example,),
-            file,
-            input_names=["input"],
-            output_names=["logits"],
-            dynamic_shapes=({0: batch},),
-            external_data=False,
-            verbose=False,
-        )
-
-
-@evidence.command()
-def verify(
-    bundle: Annotated[Path, typer.Argument(help="The evidence.json of a report.")],
-    commitment: Annotated[Path | None, typer.Option(help="The commitment.json that the federation published.")] = None,
-    public_key: Annotated[str | None, typer.Option("--key", help="The federation's public key, in hex.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
-) -> None:
-    """Check a signed evidence bundle, without the vault: signature, commitment, proofs, and the verdict itself."""
-    published = read_published(commitment.read_bytes()) if commitment else None
-    findings = verify_bundle(bundle.read_bytes(), published=published, public_key=public_key)
-    if as_json:
-        typer.echo(json.dumps(findings.to_dict()))
-        return
-    accused = ", ".join(findings.clients) or findings.verdict
-    lines = [f"verdict: {accused}", f"public key: {findings.fingerprint}", "", "proven:"]
-    lines += [f"  - {sentence}" for sentence in findings.proven] + ["", "not proven by this file:"]
-    lines += [f"  - {sentence}" for sentence in findings.unproven]
-    typer.echo("\n".join(lines))
-
-
-def keyring_of(vault: Vault, data_dir: Path | None) -> Keyring:
-    """A vault's keyring; questions from a known data set get their images back."""
-    plain = vault.sealed_keyring
-    if plain["triggers"]["kind"] == "images":
-        source = data.load(plain["triggers"]["name"], data_dir=data_dir)
-        return Keyring.from_dict(plain, images=(source.train_inputs, source.train_labels))
-    return Keyring.from_dict(plain)
-
-
 def _described(target: str) -> str:
+    """A suspect as reports name it: a URL without password and query string, or a file's name and hash."""
     if "://" in target:
-        # Neither a password nor a query string is for the report.
         parts = urlsplit(target)
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-    digest = hashlib.sha256(Path(target).read_bytes()).hexdigest() if Path(target).is_file() else "a folder"
-    return f"{Path(target).name} (SHA-256 {digest})"
+    path = Path(target)
+    if not path.is_file():
+        return f"{path.name} (a folder)"
+    with path.open("rb") as file:
+        return f"{path.name} (SHA-256 {hashlib.file_digest(file, 'sha256').hexdigest()})"
 
 
-def _read_steps(path: Path | None) -> list[Step]:
+def _read_steps(path: Path | None) -> "list[Step]":
+    """The answers that an earlier trace kept in a file; none if there is no file yet."""
+    from tramark.tracing.interview import Step
+
     if path is None or not path.exists():
         return []
-    return [Step(*step) for step in json.loads(path.read_text())]
-
-
-def _json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise SettingError(f"cannot read {path}: {error}") from None
-    if not isinstance(value, dict):
-        raise SettingError(f"{path} must hold a JSON object")
-    return value
+        return [Step(*step) for step in read_json(path)]
+    except TypeError:
+        raise SettingError(f"{path} does not hold the answers of a trace: give another file") from None

@@ -1,4 +1,4 @@
-"""`tramark vault`: make a vault, look into it, and check it."""
+"""`tramark vault`: make a vault, show what is in it, check it, and change its clients or its key."""
 
 import os
 from pathlib import Path
@@ -6,29 +6,40 @@ from typing import Annotated
 
 import typer
 
-from tramark.cli.common import KeyFile, VaultPath, console, interactive, key_for, vault_at
-from tramark.cli.trace import keyring_of
+from tramark.cli.common import (
+    CHANGED,
+    KeyFile,
+    VaultPath,
+    ask_passphrase,
+    console,
+    interactive,
+    key_for,
+    keyring_of,
+    open_vault,
+    vault_at,
+)
 from tramark.errors import NoKey, SettingError
-from tramark.evidence.verify import fingerprint
-from tramark.keys.keyring import Keyring
-from tramark.vault.lock import default_key_file, make_key_file
-from tramark.vault.store import Vault, audit
 
-app = typer.Typer(help="The sealed directory in which a federation's secrets live.", no_args_is_help=True)
+app = typer.Typer(help="Make, show and check the sealed folder with a federation's secrets.", no_args_is_help=True)
 
 
 @app.command()
 def create(
-    vault: Annotated[Path, typer.Argument(help="The directory to make.")],
+    vault: Annotated[Path, typer.Argument(help="The folder to make. It must not exist.")],
     clients: Annotated[str, typer.Option(help="The clients' names, separated by commas.")],
-    classes: Annotated[int, typer.Option(help="How many labels the model has.")],
-    input_shape: Annotated[str, typer.Option(help="What the model is fed, such as 1,28,28.")],
+    classes: Annotated[int, typer.Option(help="Number of labels of the model.")],
+    input_shape: Annotated[str, typer.Option(help="Shape of one input of the model, such as 1,28,28.")],
     questions: Annotated[
-        int | None, typer.Option(help="Questions per model; as many as the bound wants, unless told.")
+        int | None,
+        typer.Option(help="Number of questions per model. By default, as many as the false-accusation bound needs."),
     ] = None,
     key_file: KeyFile = None,
 ) -> None:
-    """Make a keyring with a fresh secret and seal it, with its signed commitment, in a new vault."""
+    """Make a new vault with a keyring for these clients, and its signed commitment."""
+    from tramark.keys.keyring import Keyring
+    from tramark.vault.lock import KeySource, default_key_file, make_key_file
+    from tramark.vault.store import Vault
+
     try:
         shape = tuple(int(word) for word in input_shape.split(","))
     except ValueError:
@@ -39,17 +50,18 @@ def create(
         key = key_for(vault, key_file, new=True)
     except NoKey:
         vault.parent.mkdir(parents=True, exist_ok=True)
-        key_file = make_key_file(default_key_file(vault))
-        key = key_for(vault, key_file)
-        console.print(f"no passphrase given: the vault's key is in {key_file}", highlight=False)
+        key = KeySource(key_file=make_key_file(default_key_file(vault)))
+        console.print(f"no passphrase given: the vault's key is in {key.key_file}", highlight=False)
     with Vault.create(vault, keyring, passphrase=key.passphrase, key_file=key.key_file) as made:
         typer.echo(f"vault {made.id} for {len(names)} clients; publish {vault / 'commitment.json'}")
 
 
 @app.command()
 def show(vault: VaultPath, key_file: KeyFile = None) -> None:
-    """Show what is in a vault, and nothing secret."""
-    with _open(vault, key_file, readonly=True) as opened:
+    """Show a vault's clients, its log and its public key, but no secret."""
+    from tramark.evidence.verify import fingerprint
+
+    with open_vault(vault, key_file, readonly=True) as opened:
         plain = opened.sealed_keyring
         entries = list(opened.log())
         issued = [entry for entry in entries if entry["event"] == "issued"]
@@ -66,14 +78,16 @@ def show(vault: VaultPath, key_file: KeyFile = None) -> None:
 
 @app.command("audit")
 def check(vault: VaultPath, key_file: KeyFile = None) -> None:
-    """Check every file of a vault: exit code 0 if nothing was changed, 1 with a line for each problem."""
+    """Check every file of a vault. Exit code 0: nothing was changed; 1: it prints a line for each problem."""
+    from tramark.vault.store import audit
+
     place = vault_at(vault)
     key = key_for(place, key_file)
     problems = audit(place, passphrase=key.passphrase, key_file=key.key_file)
     for problem in problems:
         typer.echo(problem)
     if problems:
-        raise typer.Exit(1)
+        raise typer.Exit(CHANGED)
     typer.echo("clean: nothing was changed, removed or reordered")
 
 
@@ -81,8 +95,8 @@ def check(vault: VaultPath, key_file: KeyFile = None) -> None:
 def add_client(
     vault: VaultPath, client: Annotated[str, typer.Argument(help="The new client's name.")], key_file: KeyFile = None
 ) -> None:
-    """Give a new client a key. Nobody else's changes; a further commitment is signed."""
-    with _open(vault, key_file) as opened:
+    """Give a new client a key, and sign a further commitment. The other clients' keys stay as they are."""
+    with open_vault(vault, key_file) as opened:
         opened.save_keyring(keyring_of(opened, None).join(client))
     typer.echo(f"{client} has a key; publish the new commitment.json")
 
@@ -92,11 +106,17 @@ def rotate(
     vault: VaultPath,
     key_file: KeyFile = None,
     new_key_file: Annotated[
-        Path | None, typer.Option(help="Lock the vault with this key file from now on; made if absent.")
+        Path | None,
+        typer.Option(dir_okay=False, help="Key file that opens the vault from now on. It is made if missing."),
     ] = None,
 ) -> None:
-    """Change the passphrase or key file. The new passphrase comes from TRAMARK_NEW_PASSPHRASE or a prompt."""
-    with _open(vault, key_file) as opened:
+    """Change a vault's passphrase or key file.
+
+    Without --new-key-file, the new passphrase is taken from TRAMARK_NEW_PASSPHRASE or asked for.
+    """
+    from tramark.vault.lock import make_key_file
+
+    with open_vault(vault, key_file) as opened:
         if new_key_file is not None:
             opened.rotate(key_file=new_key_file if new_key_file.exists() else make_key_file(new_key_file))
         else:
@@ -107,13 +127,7 @@ def rotate(
 def _new_passphrase() -> str:
     given = os.environ.get("TRAMARK_NEW_PASSPHRASE")
     if given is None and interactive():
-        given = typer.prompt("New passphrase", hide_input=True, confirmation_prompt=True, err=True)
+        given = ask_passphrase("New passphrase", confirm=True)
     if not given:
         raise SettingError("no new key: use --new-key-file, or give a passphrase in TRAMARK_NEW_PASSPHRASE")
     return given
-
-
-def _open(path: Path, key_file: Path | None, *, readonly: bool = False) -> Vault:
-    place = vault_at(path)
-    key = key_for(place, key_file)
-    return Vault.open(place, passphrase=key.passphrase, key_file=key.key_file, readonly=readonly)

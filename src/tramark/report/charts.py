@@ -1,123 +1,33 @@
-"""Charts of the evidence, as SVG that takes its colours from the page it stands in.
+"""Charts of the evidence as SVG that takes its colours from the page around it.
 
-`evidence_chart` shows the e-values growing query by query, `matches_chart` everybody's matches beside what
-chance gives, `histogram` the matches of very many. They show how often clients match, never what they answer.
+They are written by hand, without a plotting library. The page must stand alone and run no script; tramark then needs no
+plotting dependency to report a verdict; and the same verdict always gives the same bytes.
+
+`evidence_chart` shows how the e-values grew, `matches_chart` each client's matches beside those expected by chance, and
+`histogram` the matches of a large federation. They show how often clients match, never what a client answers.
 """
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from tramark.evidence.statistics import LOOKS, Company, Floats, binomial, log_e_values, p_values, plurality
-from tramark.keys.keyring import Keyring
-from tramark.tracing.verdict import CHUNK, Verdict
+from tramark.evidence.statistics import Floats, binomial, p_values
+from tramark.report.growth import Growth
+from tramark.report.words import number, power_of_ten
 
 Scale = Callable[[float], float]
 
-
-# Up to so many clients get a line of their own, or a bar; more are a band, or a histogram.
-LINES = 40
-
-
 BARS = 20
-
+"""Largest number of clients that have a bar of their own."""
 
 _WIDTH, _LEFT, _RIGHT = 880, 76, 24
-
-
 _LOWEST = -5.0
 
 
-@dataclass(frozen=True)
-class Growth:
-    """One look at the answers: log10 e-values after each query that added a symbol.
-
-    `lines` has a row for each of `clients`; `lowest` and `highest` are those of everybody who is not accused,
-    empty if there is nobody else.
-    """
-
-    queries: tuple[int, ...]
-    clients: tuple[str, ...]
-    lines: Floats
-    lowest: Floats
-    highest: Floats
-
-
-def growth(verdict: Verdict, keyring: Keyring) -> list[Growth]:
-    """How a verdict's evidence grew, look by look: lines of the accused, and of everybody if they are few.
-
-    Those who are accused by the company have one line more, which reaches the limit where their own does not.
-    """
-    known = {(step.question, step.variant): step.answer for step in verdict.transcript}
-    variants, count = keyring.held_out_variants, len(keyring.chosen)
-    first = [(i + 1, i, known[q, 0]) for i, q in enumerate(keyring.chosen) if (q, 0) in known]
-    second = []
-    for i, question in enumerate(keyring.chosen):
-        given = [known[question, v] for v in range(variants) if (question, v) in known]
-        if variants > 1 and len(given) == variants and len(first) == count:
-            second.append((count + (i + 1) * (variants - 1), i, plurality(given)))
-    looks = ((first, 0, LOOKS.single), (second, count, LOOKS.plural))
-    grown = [_grown(verdict, keyring, symbols, start, share) for symbols, start, share in looks if symbols]
-    if verdict.by_company:
-        grown.append(_grown_in_company(verdict, keyring, first))
-    return grown
-
-
-def _grown_in_company(verdict: Verdict, keyring: Keyring, symbols: Sequence[tuple[int, int, int]]) -> Growth:
-    assert verdict.false_accusation_bound is not None
-    book = keyring.codebook().numpy()
-    company = Company(len(book), keyring.classes, false_accusation=verdict.false_accusation_bound, share=LOOKS.company)
-    rows = [keyring.clients.index(client) for client in verdict.by_company]
-    lines = [company.log_e()[rows]]
-    for _, column, answer in symbols:
-        company.add(book[:, column], answer)
-        lines.append(company.log_e()[rows])
-    queries = (0, *(query for query, _, _ in symbols))
-    return Growth(queries, verdict.by_company, np.array(lines).T / math.log(10), np.zeros(0), np.zeros(0))
-
-
-def _grown(
-    verdict: Verdict, keyring: Keyring, symbols: Sequence[tuple[int, int, int]], start: int, share: float
-) -> Growth:
-    queries, columns, answers = (list(part) for part in zip(*symbols, strict=True))
-    counts = np.array([0 <= answer < keyring.classes for answer in answers])
-    answered = np.cumsum(counts).tolist()
-    table = [np.array([0.0]), *(log_e_values(t, keyring.classes) for t in answered)]
-    few = len(keyring.clients) <= LINES
-    named = tuple(client for client in keyring.clients if few or client in verdict.clients)
-    lines: dict[str, NDArray[Any]] = {}
-    lows, highs = [], []
-    for first in range(0, len(keyring.clients), CHUNK):
-        names = keyring.clients[first : first + CHUNK]
-        book = keyring.codebook(clients=slice(first, first + CHUNK)).numpy()[:, columns]
-        matches = np.cumsum((book == answers) & counts, axis=1)
-        others = matches[[name not in verdict.clients for name in names]]
-        if len(others):
-            lows.append(others.min(axis=0))
-            highs.append(others.max(axis=0))
-        lines |= {name: matches[row] for row, name in enumerate(names) if few or name in verdict.clients}
-
-    def log10(path: NDArray[Any]) -> Floats:
-        values = [by_matches[k] for by_matches, k in zip(table, [0, *path.tolist()], strict=True)]
-        return (np.array(values) + math.log(share)) / math.log(10)
-
-    nobody = np.zeros(0)
-    return Growth(
-        queries=(start, *queries),
-        clients=named,
-        lines=np.array([log10(lines[name]) for name in named]).reshape(len(named), -1),
-        lowest=log10(np.min(lows, axis=0)) if lows else nobody,
-        highest=log10(np.max(highs, axis=0)) if highs else nobody,
-    )
-
-
 def evidence_chart(looks: Sequence[Growth], accused: Sequence[str], *, needed: float) -> str:
-    """The e-values query by query, on a logarithmic scale, and the line at which a client is accused."""
+    """The e-values after each query, on a logarithmic scale, with the line at which a client is accused."""
     limit = math.log10(needed)
     tops = [float(values.max()) for look in looks for values in (look.lines, look.highest) if values.size]
     bottoms = [float(values.min()) for look in looks for values in (look.lines, look.lowest) if values.size]
@@ -140,7 +50,7 @@ def evidence_chart(looks: Sequence[Growth], accused: Sequence[str], *, needed: f
     step = max(1, math.ceil((top - bottom) / 9))
     for power in range(math.ceil(bottom / step) * step, math.floor(top) + 1, step):
         parts.append(f'<path class="grid" d="M{_LEFT} {y(power):.1f}h{width}"/>')
-        parts.append(_label(_LEFT - 10, y(power) + 5, _power(power), "end"))
+        parts.append(_label(_LEFT - 10, y(power) + 5, power_of_ten(power), "end"))
     for query in _ticks(last):
         parts.append(_label(x(query), height - below + 22, f"{query:,}", "middle"))
     parts.append(_label(_LEFT + width / 2, height - 6, "queries asked", "middle"))
@@ -186,7 +96,10 @@ def _most(looks: Sequence[Growth], client: str) -> float:
 def matches_chart(
     matches: Mapping[str, int], answered: int, accused: Sequence[str], *, classes: int | None, clients: int
 ) -> str:
-    """A bar for each of the clients with most matches, below what chance alone gives (None: there is no such law)."""
+    """A bar for each of the clients with most matches.
+
+    Above them stands the distribution of an innocent client's matches, unless `classes` is None: then it is not known.
+    """
     shown = sorted(matches, key=lambda name: (name not in accused, -matches[name]))[:BARS]
     left, row, strip = 220, 26, 96 if classes else 12
     width, height = _WIDTH - left - 60, strip + row * len(shown) + 48
@@ -229,14 +142,14 @@ def matches_chart(
 
 
 def histogram(matches: Mapping[str, int], answered: int, accused: Sequence[str], *, classes: int) -> str:
-    """How many clients have how many matches, beside how many that would be if all were innocent."""
+    """Number of clients for each number of matches, beside the number expected if all were innocent."""
     counts = np.bincount(list(matches.values()), minlength=answered + 1).tolist()
     expected = (len(matches) * binomial(answered, 1 / classes)).tolist()
     marked = {matches[name] for name in accused}
     height, above, below = 250, 30, 48
     width = _WIDTH - _LEFT - _RIGHT
     slot = width / (answered + 1)
-    # Between a million clients with one match and one with twenty, only a logarithm shows both.
+    # A million clients with one match and one with twenty: only a logarithmic scale shows both.
     most = math.log1p(max(*counts, *expected))
 
     def tall(count: float) -> float:
@@ -266,34 +179,13 @@ def histogram(matches: Mapping[str, int], answered: int, accused: Sequence[str],
 
 
 def chance_limit(answered: int, classes: int, clients: int) -> int:
-    """So many matches are exceeded by any of the clients with a probability of at most 1 %, if all are innocent.
+    """The number of matches that any of the clients exceeds with a probability of at most 1 %, if all are innocent.
 
     >>> chance_limit(8, 10, 10)
     4
     """
     exceeded = p_values(answered, classes)[1:]
     return int((exceeded > 0.01 / clients).sum())
-
-
-def number(value: float) -> str:
-    """A number as people write it.
-
-    >>> number(1234.4), number(1e7), number(2.13e7), number(0.00012), number(0.25)
-    ('1,234', '10⁷', '2.1 × 10⁷', '1.2 × 10⁻⁴', '0.25')
-    """
-    if value == 0 or 0.01 <= value < 10:
-        return f"{value:.2g}"
-    if 10 <= value < 99_999.5:
-        return f"{value:,.0f}"
-    mantissa, power = f"{value:.1e}".split("e")
-    times = "" if mantissa == "1.0" else f"{mantissa.removesuffix('.0')} × "
-    return times + _power(int(power))
-
-
-def _power(power: int) -> str:
-    if 0 <= power <= 3:
-        return f"{10**power:,}"
-    return "10" + str(power).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
 def _ticks(last: int) -> Iterator[int]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tramark.errors import BudgetSpent, SuspectError
+from tramark.errors import BudgetSpent, SettingError, SuspectError
 from tramark.evidence.statistics import Place
 from tramark.keys.keyring import Keyring
 from tramark.suspects.base import Suspect
@@ -46,7 +46,7 @@ class Interview:
         questions = range(len(keyring.clients)) if keyring.assignment == "label" else set(keyring.chosen)
         variants = range(keyring.held_out_variants)
         if len(self.known) < len(transcript) or not all(q in questions and v in variants for q, v in self.known):
-            raise ValueError(
+            raise SettingError(
                 "the transcript asks something twice, or what this keyring does not: it must be that of an "
                 "earlier trace with the same keyring, as it was written"
             )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import nn
 
-from tramark.errors import SuspectError
+from tramark.errors import SettingError, SuspectError
 from tramark.evidence.statistics import Floats, excess, rank_p_value
 from tramark.keys.keyring import Keyring
 from tramark.suspects.base import Suspect
@@ -33,7 +33,7 @@ def by_accuracy(interview: Interview, keyring: Keyring) -> Verdict:
 def by_rank(interview: Interview, keyring: Keyring, references: Sequence[nn.Module | Suspect]) -> Verdict:
     """Whose question the suspect answers better than all unmarked models, by more than those ever differ."""
     if not references:
-        raise ValueError(
+        raise SettingError(
             "label answers alone cannot tell a mark from a habit: pass references=[…], unmarked models of "
             "the same task, or say rule='paper' to have somebody accused in any case"
         )

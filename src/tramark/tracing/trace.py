@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 from torch import nn
 
+from tramark.errors import SettingError
 from tramark.evidence.statistics import POWER, Company, Evidence, Floats, weigh
 from tramark.keys.keyring import Keyring
 from tramark.suspects.base import Suspect
@@ -57,13 +58,13 @@ def trace(
     references : for label answers, models of the same task known to be unmarked; 19 of them or more.
     """
     if budget is not None and budget < 1:
-        raise ValueError(f"a budget of {budget} queries: at least one is needed")
+        raise SettingError(f"a budget of {budget} queries: at least one is needed")
     if batch < 1:
-        raise ValueError(f"a batch of {batch} questions: at least one must be asked at a time")
+        raise SettingError(f"a batch of {batch} questions: at least one must be asked at a time")
     if not 0 < false_accusation < 1:
-        raise ValueError(f"a false-accusation bound of {false_accusation}: it is a probability, such as 1e-6")
+        raise SettingError(f"a false-accusation bound of {false_accusation}: it is a probability, such as 1e-6")
     if rule not in ("default", "paper"):
-        raise ValueError(f"unknown rule {rule!r}: use 'default' or 'paper'")
+        raise SettingError(f"unknown rule {rule!r}: use 'default' or 'paper'")
     interview = Interview(suspect, keyring, budget, batch, progress, [] if transcript is None else transcript)
     if rule == "paper":
         return by_accuracy(interview, keyring)

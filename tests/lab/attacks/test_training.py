@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tramark.errors import SettingError
 from tramark.lab import data
-from tramark.lab.attacks import ATTACKS, convert
+from tramark.lab.attacks import ATTACKS
 from tramark.lab.attacks.adversarial import AdversarialTraining
 from tramark.lab.attacks.base import Attack, Loot
 from tramark.lab.attacks.convert import Onnx
@@ -29,7 +30,7 @@ from tramark.lab.attacks.rnp import RNP
 from tramark.lab.attacks.smooth import LabelSmoothing
 from tramark.lab.attacks.training import layers, norms_at_rest, output_layer, reset
 from tramark.lab.data import Dataset
-from tramark.lab.models import build
+from tramark.lab.models import build, export
 from tramark.lab.models.resnet import Block
 from tramark.lab.models.vit import VisionTransformer
 from tramark.lab.simulation.client import LocalTraining, accuracy, predict
@@ -647,6 +648,6 @@ class TestSymmetries:
 
 class TestOnnx:
     def test_a_missing_extra_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(convert, "find_spec", lambda name: None if name == "onnxscript" else object())
-        with pytest.raises(ImportError, match=r"needs onnxscript: pip install 'tramark\[onnx\]'"):
+        monkeypatch.setattr(export, "find_spec", lambda name: None if name == "onnxscript" else object())
+        with pytest.raises(SettingError, match=r"needs onnxscript: pip install 'tramark\[onnx\]'"):
             Onnx()(trained("mlp"), loot())

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tramark.errors import SettingError
+
 # The quantisation tables of the JPEG standard (ITU-T T.81, Annex K).
 _LUMINANCE = (
     (16, 11, 10, 16, 24, 40, 51, 61),
@@ -43,7 +45,7 @@ def compress(raw: Tensor, quality: float) -> Tensor:
     True
     """
     if not 1 <= quality <= 100:
-        raise ValueError(f"a JPEG quality of {quality}: it goes from 1 to 100")
+        raise SettingError(f"a JPEG quality of {quality}: it goes from 1 to 100")
     picture = raw.float() - 128
     if raw.shape[1] != 3:
         return _bytes(_quantised(picture, _LUMINANCE, quality) + 128)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tramark.errors import SettingError
 from tramark.lab.attacks.answers import drawn, served
 from tramark.lab.attacks.base import Loot
 from tramark.lab.attacks.jpeg import compress
@@ -62,11 +63,11 @@ class Transform:
 
     def __post_init__(self) -> None:
         if self.kind not in STRENGTH:
-            raise ValueError(f"unknown transform {self.kind!r}: use one of {', '.join(STRENGTH)}")
+            raise SettingError(f"unknown transform {self.kind!r}: use one of {', '.join(STRENGTH)}")
         if self.strength is None:
             object.__setattr__(self, "strength", STRENGTH[self.kind])
         if not _ALLOWED[self.kind][0](self._strength):
-            raise ValueError(f"a strength of {self.strength} for {self.kind}: it must be {_ALLOWED[self.kind][1]}")
+            raise SettingError(f"a strength of {self.strength} for {self.kind}: it must be {_ALLOWED[self.kind][1]}")
 
     @property
     def _strength(self) -> float:
@@ -75,7 +76,7 @@ class Transform:
 
     def __call__(self, model: nn.Module, loot: Loot) -> Suspect:
         if loot.dataset.kind != "image" and self.kind != "noise":
-            raise ValueError(
+            raise SettingError(
                 f"{self.kind} changes images, but {loot.dataset.name} is {loot.dataset.kind}: use noise there"
             )
         if self.kind == "noise":

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tramark.errors import one_line
+from tramark.errors import SettingError, one_line
 from tramark.evidence.statistics import p_values
 from tramark.fleet.layout import Layout, State
 from tramark.fleet.scratch import device_of
@@ -103,7 +103,7 @@ def public_carrier(model: nn.Module) -> Tensors:
         return Tensors.of(model, scales)
     if kernels := names(nn.Conv1d, nn.Conv2d, nn.Conv3d) or names(nn.Linear)[:-1]:
         return Tensors.of(model, kernels, averaged=True)
-    raise ValueError(f"{type(model).__name__} has no norm layer, convolution or hidden linear layer to carry bits")
+    raise SettingError(f"{type(model).__name__} has no norm layer, convolution or hidden linear layer to carry bits")
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,11 +165,11 @@ def needed(bits: int, claims: int, false_claim: float) -> int:
     (36, 170)
     """
     if not 0 < false_claim < 1:
-        raise ValueError(f"a false-claim bound of {false_claim}: it is a probability, such as 1e-6")
+        raise SettingError(f"a false-claim bound of {false_claim}: it is a probability, such as 1e-6")
     enough = np.flatnonzero(p_values(bits, 2) * claims <= false_claim)
     if not len(enough):
         least = math.ceil(math.log2(claims / false_claim))
-        raise ValueError(
+        raise SettingError(
             f"{bits} bits prove nothing to within {false_claim} for {claims} clients: take {least} at least"
         )
     return int(enough[0])
@@ -187,9 +187,9 @@ def read_suspect(suspect: nn.Module | Suspect, carrier: Carrier) -> Tensor:
     try:
         values = read(suspect, carrier).detach().cpu()
     except (KeyError, IndexError, RuntimeError) as error:
-        raise ValueError(f"the suspect is not of the federation's architecture: {one_line(error)}") from None
+        raise SettingError(f"the suspect is not of the federation's architecture: {one_line(error)}") from None
     if len(values) != carrier.size:
-        raise ValueError(
+        raise SettingError(
             f"the suspect is not of the federation's architecture: {len(values)} of its numbers carry bits, "
             f"not {carrier.size}"
         )

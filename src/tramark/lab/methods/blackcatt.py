@@ -55,6 +55,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from tramark.errors import SettingError
 from tramark.fleet.fleet import Fleet, Outgoing
 from tramark.fleet.region import Places
 from tramark.fleet.scratch import device_of, loaded
@@ -106,17 +107,19 @@ class Recipe:
 
     def __post_init__(self) -> None:
         if min(self.questions, self.steps, self.auxiliary, 1 if self.batch is None else self.batch) < 1:
-            raise ValueError(f"questions, steps, batch and auxiliary must be at least 1: {self}")
+            raise SettingError(f"questions, steps, batch and auxiliary must be at least 1: {self}")
         if min(self.peers, self.trigger_start, self.trigger_steps, self.trigger_reach) < 0:
-            raise ValueError(f"peers and the steps and reach of triggers cannot be negative: {self}")
+            raise SettingError(f"peers and the steps and reach of triggers cannot be negative: {self}")
         if self.enough is not None and not 0 < self.enough <= 1:
-            raise ValueError(f"enough is a share of the labels, above 0 and at most 1: {self}")
+            raise SettingError(f"enough is a share of the labels, above 0 and at most 1: {self}")
         if not (0 < self.rate < math.inf and 0 <= self.momentum < 1):
-            raise ValueError(f"rate must be positive, and momentum lie in [0, 1): {self}")
+            raise SettingError(f"rate must be positive, and momentum lie in [0, 1): {self}")
         if not (0 <= self.collusion < math.inf and 0 <= self.regularisation < math.inf):
-            raise ValueError(f"collusion and regularisation are weights and cannot be negative: {self}")
+            raise SettingError(f"collusion and regularisation are weights and cannot be negative: {self}")
         if not 0 < self.false_accusation < 1:
-            raise ValueError(f"a false-accusation bound of {self.false_accusation}: it is a probability, such as 1e-6")
+            raise SettingError(
+                f"a false-accusation bound of {self.false_accusation}: it is a probability, such as 1e-6"
+            )
 
 
 PUBLISHED = Recipe(
@@ -177,11 +180,11 @@ class BlackCATT:
         self.recipe = recipe or Recipe()
         self.cutoff = 0.1 / classes if self.recipe.cutoff is None else self.recipe.cutoff
         if classes < 2:
-            raise ValueError(f"codewords need at least two classes, not {classes}")
+            raise SettingError(f"codewords need at least two classes, not {classes}")
         if not 0 < self.cutoff < 1 / classes:
-            raise ValueError(f"the least bias must lie between 0 and 1/{classes}, not {self.cutoff}")
+            raise SettingError(f"the least bias must lie between 0 and 1/{classes}, not {self.cutoff}")
         if warmup_rounds < 0:
-            raise ValueError(f"{warmup_rounds} warm-up rounds: there cannot be fewer than none")
+            raise SettingError(f"{warmup_rounds} warm-up rounds: there cannot be fewer than none")
         self.model = copy.deepcopy(model)
         self.fleet = Fleet(model, clients)
         self.round = 0
@@ -285,10 +288,10 @@ class BlackCATT:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from where `state_dict` was taken. The codewords come from the secret, which must be the same."""
         if list(state["clients"]) != self.fleet.clients:
-            raise ValueError(f"a state of the clients {state['clients']}: this server was made for others")
+            raise SettingError(f"a state of the clients {state['clients']}: this server was made for others")
         raw = state["triggers"]["raw"]
         if raw.shape != self.raw.shape or raw.dtype != self.raw.dtype:
-            raise ValueError(f"{tuple(raw.shape)} triggers of {raw.dtype} for a server with {tuple(self.raw.shape)}")
+            raise SettingError(f"{tuple(raw.shape)} triggers of {raw.dtype} for a server with {tuple(self.raw.shape)}")
         self.fleet.load_state_dict(state["fleet"], state["clients"])
         self.raw = raw.clone()
         self.round = int(state["round"])
@@ -349,7 +352,7 @@ class BlackCATT:
                 speed = recipe.momentum * speed + slope.to(speed)
                 fleet.marks[row] -= recipe.rate * speed
         if not torch.isfinite(fleet.marks).all():
-            raise ValueError(f"the marks diverged: take a smaller rate than {recipe.rate}")
+            raise SettingError(f"the marks diverged: take a smaller rate than {recipe.rate}")
 
     def _start_triggers(self) -> None:
         """Lead the triggers to where the base answers by their biases, so that every likely label is within reach.
@@ -432,7 +435,7 @@ def trained_weights(model: nn.Module, fleet: Fleet) -> list[str]:
     }
     names = [name for name in fleet.layout.tensors if name not in norms]
     if not names:
-        raise ValueError(f"{type(model).__name__} has no weights to train but those of batch norm")
+        raise SettingError(f"{type(model).__name__} has no weights to train but those of batch norm")
     return names
 
 

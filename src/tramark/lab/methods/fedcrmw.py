@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from tramark.errors import SettingError
 from tramark.evidence.statistics import p_values, plurality
 from tramark.keys import streams
 from tramark.lab.attacks.jpeg import compress
@@ -32,7 +33,7 @@ from tramark.suspects.module import ModuleSuspect
 def _logos(classes: int, clients: int, false_claim: float, *, wrong: int) -> int:
     """The least number of logos that prove a claim even if so many of them are wrong."""
     if not 0 < false_claim < 1:
-        raise ValueError(f"a false-claim bound of {2 * false_claim}: it is a probability, such as 1e-6")
+        raise SettingError(f"a false-claim bound of {2 * false_claim}: it is a probability, such as 1e-6")
     count = wrong + 1
     while p_values(count, classes)[count - wrong] * clients > false_claim:
         count += 1
@@ -102,18 +103,18 @@ class FedCRMW(FedAvg):
     ) -> None:
         super().__init__(model, clients)
         if len(shape) != 3:
-            raise ValueError(
+            raise SettingError(
                 f"logos are stamped on images, of shape (channels, height, width), not on inputs of {shape}"
             )
         if samples < 1 or held_out < 1 or share <= 0:
-            raise ValueError(f"samples {samples}, held_out {held_out}, share {share}: there must be some of each")
+            raise SettingError(f"samples {samples}, held_out {held_out}, share {share}: there must be some of each")
         least, enough = (_logos(classes, len(self.fleet.clients), false_claim / 2, wrong=wrong) for wrong in (0, 1))
         logos = enough if logos is None else logos
         if logos < least:
-            raise ValueError(f"{logos} logos prove nothing to within {false_claim}: take {least} at least")
+            raise SettingError(f"{logos} logos prove nothing to within {false_claim}: take {least} at least")
         side = max(3, min(shape[1:]) // 4) if side is None else side
         if not 1 <= side <= min(shape[1:]):
-            raise ValueError(f"a logo of {side} pixels does not fit an image of {shape[1]}×{shape[2]}")
+            raise SettingError(f"a logo of {side} pixels does not fit an image of {shape[1]}×{shape[2]}")
         self.classes, self.shape, self.prepare = classes, (shape[0], shape[1], shape[2]), prepare
         self.logos, self.side, self.share = logos, side, share
         self.samples, self.held_out = samples, held_out
@@ -151,7 +152,7 @@ class FedCRMW(FedAvg):
         # The same samples every round: what is asked about is never trained on with a logo.
         raw, _ = practice.some(self.held_out + self.samples)
         if len(raw) <= self.held_out:
-            raise ValueError(
+            raise SettingError(
                 f"client {client!r} has {len(raw)} samples: it must have more than the {self.held_out} held out"
             )
         self.plain[client] = raw[: self.held_out]

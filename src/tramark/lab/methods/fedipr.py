@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tramark.errors import SettingError
 from tramark.fleet.scratch import device_of
 from tramark.keys import streams
 from tramark.lab.methods.base import Access, Finding, Practice, Scene
@@ -79,7 +80,7 @@ class FedIPR(FedAvg):
     ) -> None:
         super().__init__(model, clients)
         if triggers < 0 or per_batch < 1 or steps < 1 or epsilon < 0 or alpha < 0:
-            raise ValueError(
+            raise SettingError(
                 f"triggers {triggers}, per_batch {per_batch}, steps {steps}, epsilon {epsilon}, alpha {alpha}: "
                 "per_batch and steps must be at least 1, and none negative"
             )
@@ -157,7 +158,7 @@ class FedIPR(FedAvg):
         It decides nothing here: adversarial samples fool models that never saw them, too.
         """
         if not len(self.triggers.get(client, ())):
-            raise ValueError(f"client {client!r} has no triggers: it has taken part in no round, or its data is text")
+            raise SettingError(f"client {client!r} has no triggers: it has taken part in no round, or its data is text")
         if isinstance(suspect, nn.Module):
             suspect = ModuleSuspect(suspect, self.prepare)
         return float((suspect.ask(self.triggers[client]).labels == self.targets[client]).float().mean())

@@ -40,7 +40,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from tramark.errors import SuspectError
+from tramark.errors import SettingError, SuspectError
 from tramark.fleet.layout import Layout, Slot
 from tramark.fleet.region import Places
 from tramark.fleet.scratch import device_of, loaded
@@ -108,7 +108,7 @@ class Carrier:
             for carrier in found:
                 if carrier.size >= enough:
                     return carrier
-        raise ValueError(
+        raise SettingError(
             f"{type(model).__name__} has no layers of one kind with a number for each of {bits} bits: "
             f"ask for {max((carrier.size for carrier in found), default=0)} bits at most"
         )
@@ -297,9 +297,9 @@ class FedTracker(FedAvg):
         fingerprint_margin: float = 0.5,
     ) -> None:
         if projection not in get_args(Projection):
-            raise ValueError(f"no projection {projection!r}: there are {', '.join(get_args(Projection))}")
+            raise SettingError(f"no projection {projection!r}: there are {', '.join(get_args(Projection))}")
         if not (0 < similarity < 1 and bits > 0 and fingerprint_rate > 0 and fingerprint_margin > 0):
-            raise ValueError(
+            raise SettingError(
                 f"similarity {similarity} must lie between 0 and 1, and bits {bits}, fingerprint_rate "
                 f"{fingerprint_rate} and fingerprint_margin {fingerprint_margin} must be positive"
             )
@@ -372,7 +372,7 @@ class FedTracker(FedAvg):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from where `state_dict` was taken. The server must have been made with the same model and secret."""
         if list(state["clients"]) != self.fleet.clients:
-            raise ValueError(f"a state of the clients {state['clients']} for a server of {self.fleet.clients}")
+            raise SettingError(f"a state of the clients {state['clients']} for a server of {self.fleet.clients}")
         super().load_state_dict(state)
         self.memory = state["tracker"]["memory"].clone()
         self.fingerprints = replace(self.fingerprints, bits=state["tracker"]["bits"].clone())

@@ -26,7 +26,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from tramark.errors import UpdateError
+from tramark.errors import SettingError, UpdateError
 from tramark.fleet.layout import Slot, State
 from tramark.fleet.region import Places
 from tramark.fleet.scratch import device_of
@@ -91,9 +91,9 @@ class RobWE(FedAvg):
         false_accusation: float = 1e-6,
     ) -> None:
         if head_epochs < 1 or representation_epochs < 1:
-            raise ValueError(f"{head_epochs} + {representation_epochs} epochs: both parts must be trained")
+            raise SettingError(f"{head_epochs} + {representation_epochs} epochs: both parts must be trained")
         if not 0 < interval < 1:
-            raise ValueError(f"an interval of {interval}: it is a share of the peers, such as 0.997")
+            raise SettingError(f"an interval of {interval}: it is a share of the peers, such as 0.997")
         super().__init__(model, clients)
         self.alpha, self.slice_weight = alpha, slice_weight
         self.head_epochs, self.representation_epochs = head_epochs, representation_epochs
@@ -105,7 +105,7 @@ class RobWE(FedAvg):
         length = (layout.size - head) // count
         self.bits, self.slice_bits = min(bits, min(head, reach) // 2), min(slice_bits, min(length, reach) // 2)
         if self.slice_bits < 1:
-            raise ValueError(f"{layout.size - head} shared weights are too few for slices of {count} clients")
+            raise SettingError(f"{layout.size - head} shared weights are too few for slices of {count} clients")
         self.needed = needed(self.bits, count, false_accusation)
         self.needed_together = needed(self.slice_bits * count, 1, false_accusation)
         self._carrier = Picked.of(layout, self._head, _spread(head, reach))
@@ -269,7 +269,7 @@ def _head(model: nn.Module, slots: Mapping[str, Slot]) -> list[str]:
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     names = [f"{name}.{part}" for name in linear[-1:] for part in ("weight", "bias") if f"{name}.{part}" in slots]
     if not names:
-        raise ValueError(f"{type(model).__name__} has no trainable linear layer to be the clients' head")
+        raise SettingError(f"{type(model).__name__} has no trainable linear layer to be the clients' head")
     return names
 
 

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from tramark.errors import SettingError
 from tramark.evidence.statistics import p_values, plurality
 from tramark.fleet.scratch import device_of, loaded
 from tramark.keys import streams
@@ -66,9 +67,13 @@ class ClassQuestions:
 
     def __post_init__(self) -> None:
         if self.classes < 2 or self.triggers < 2:
-            raise ValueError(f"{self.classes} classes and {self.triggers} triggers: there must be two of each at least")
+            raise SettingError(
+                f"{self.classes} classes and {self.triggers} triggers: there must be two of each at least"
+            )
         if not (0 < self.threshold <= 1 and 0 < self.false_claim < 1):
-            raise ValueError(f"threshold {self.threshold} and false_claim {self.false_claim} must lie between 0 and 1")
+            raise SettingError(
+                f"threshold {self.threshold} and false_claim {self.false_claim} must lie between 0 and 1"
+            )
 
     @classmethod
     def of(cls, scene: Scene, **options: Any) -> Self:
@@ -167,9 +172,9 @@ class Rehearsal:
 
     def __post_init__(self) -> None:
         if not (min(self.rate, self.clip, self.batch_size, self.doubling) > 0 and self.passes >= self.least >= 0):
-            raise ValueError(f"rate, clip, batch_size and doubling must be positive, passes at least `least`: {self}")
+            raise SettingError(f"rate, clip, batch_size and doubling must be positive, passes at least `least`: {self}")
         if not 0 < self.goal <= 1:
-            raise ValueError(f"the goal is a share of right answers, above 0 and up to 1, not {self.goal}")
+            raise SettingError(f"the goal is a share of right answers, above 0 and up to 1, not {self.goal}")
 
     def __call__(
         self,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tramark.errors import SettingError
 from tramark.lab.data.dataset import Dataset
 from tramark.marks.split import channels_last
 
@@ -39,7 +40,7 @@ class LocalTraining:
 
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.batch_size < 1:
-            raise ValueError(f"epochs and batch_size must be at least 1: {self}")
+            raise SettingError(f"epochs and batch_size must be at least 1: {self}")
 
     def __call__(
         self,
@@ -58,7 +59,7 @@ class LocalTraining:
         parameters that move.
         """
         if not len(indices):
-            raise ValueError("no samples to train on: indices is empty")
+            raise SettingError("no samples to train on: indices is empty")
         device = next(model.parameters()).device
         inputs, labels = dataset.train_inputs, dataset.train_labels
         moving = [weight for name, weight in model.named_parameters() if only is None or name in only]
@@ -149,7 +150,7 @@ def predict(
     [[1.0, 0.0], [0.0, 1.0]]
     """
     if not len(inputs):
-        raise ValueError("no inputs to predict")
+        raise SettingError("no inputs to predict")
     device = next((weight.device for weight in model.parameters()), inputs.device)
     with _evaluating(model), torch.no_grad():
         return torch.cat(
@@ -174,7 +175,7 @@ def accuracy(
     0.75
     """
     if len(inputs) != len(labels):
-        raise ValueError(f"{len(inputs)} inputs but {len(labels)} labels")
+        raise SettingError(f"{len(inputs)} inputs but {len(labels)} labels")
     answers = predict(model, inputs, prepare=prepare, batch_size=batch_size).argmax(dim=1)
     return float((answers == labels).double().mean())
 

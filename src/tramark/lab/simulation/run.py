@@ -27,6 +27,7 @@ from tramark.keys.sources import Source, Tokens, Vectors
 from tramark.lab import data, models
 from tramark.lab.data import Dataset
 from tramark.lab.methods import METHODS, Method, Scene
+from tramark.lab.names import TriggerKind
 from tramark.lab.simulation import partition
 from tramark.lab.simulation.checkpoint import dump, restore, save_warm_up, warm_start, write, write_model
 from tramark.lab.simulation.client import LocalTraining
@@ -45,9 +46,6 @@ seconds."""
 
 
 SHARED = Path("/dev/shm")
-
-
-TriggerKind = Literal["auto", "patterns", "waffle", "mnist", "svhn"]
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from tramark.errors import SettingError
 from tramark.fleet.scratch import device_of
 from tramark.lab.data import Dataset
 from tramark.lab.methods import ClientSide, Method, Verifiable
@@ -50,14 +51,14 @@ class Simulation:
 
     def __post_init__(self) -> None:
         if len(self.parts) != len(self.method.fleet.clients):
-            raise ValueError(f"{len(self.parts)} parts of the data for {len(self.method.fleet.clients)} clients")
+            raise SettingError(f"{len(self.parts)} parts of the data for {len(self.method.fleet.clients)} clients")
         if not 0 < self.sample_fraction <= 1:
-            raise ValueError(f"the fraction of clients sampled must lie in (0, 1], not {self.sample_fraction}")
+            raise SettingError(f"the fraction of clients sampled must lie in (0, 1], not {self.sample_fraction}")
         if self.workers < 1:
-            raise ValueError(f"{self.workers} workers: there must be at least one")
+            raise SettingError(f"{self.workers} workers: there must be at least one")
         self._scratch = copy.deepcopy(self.method.model)
         if self.workers > 1 and device_of(self._scratch).type != "cpu":
-            raise ValueError(
+            raise SettingError(
                 f"workers train on the CPU, but the model is on {device_of(self._scratch)}: leave them at 1"
             )
         self._pool: Workers | None = None

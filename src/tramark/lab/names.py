@@ -1,0 +1,11 @@
+"""The names of models, methods and presets as plain words, so that help texts need no torch.
+
+The packages that hold the real things are checked against these names by a test.
+"""
+
+from typing import Literal
+
+ModelName = Literal["cnn", "small-cnn", "alexnet", "vgg16", "resnet18", "vit", "vit-b16", "mlp", "text"]
+MethodName = Literal["fedavg", "tramark", "waffle", "fedtracker", "fedipr", "robwe", "fedcrmw", "blackcatt"]
+PresetName = Literal["default", "paper", "released", "late"]
+TriggerKind = Literal["auto", "patterns", "waffle", "mnist", "svhn"]
