@@ -41,8 +41,9 @@ if TYPE_CHECKING:
     from tramark.tracing.interview import Step
     from tramark.tracing.trace import trace
     from tramark.tracing.verdict import Verdict
+    from tramark.vault.audit import audit
     from tramark.vault.lock import make_key_file
-    from tramark.vault.store import Vault, audit
+    from tramark.vault.store import Vault
 
 __version__ = "0.1.0"
 
@@ -85,7 +86,7 @@ _HOMES = dict.fromkeys(_ERRORS, "errors") | {
     "Vectors": "keys.sources",
     "Verdict": "tracing.verdict",
     "WafflePatterns": "keys.pictures",
-    "audit": "vault.store",
+    "audit": "vault.audit",
     "extend_head": "fleet.layout",
     "make_bundle": "tracing.bundle",
     "make_key_file": "vault.lock",

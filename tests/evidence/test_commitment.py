@@ -25,13 +25,13 @@ from tramark.evidence.commitment import (
 from tramark.evidence.merkle import MerkleTree, climb, leaf_hash, node_hash
 from tramark.keys.keyring import Keyring
 from tramark.vault.commit import (
-    _answers,
-    _variants,
+    answers_of,
     commit,
     prove_answers,
     prove_questions,
     state_digest,
     tensor_digest,
+    variants_of,
 )
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
@@ -120,7 +120,7 @@ def test_an_opening_holds_nothing_but_what_it_opens() -> None:
     keyring = ring()
     commitment, leaves = commit(keyring, KEY, vault="v", time="t")
     text = json.dumps(prove_answers(keyring, "bob", [2, 5], commitment, leaves))
-    salts = {client: _answers(keyring, client).salts for client in keyring.clients}
+    salts = {client: answers_of(keyring, client).salts for client in keyring.clients}
     shown = [(name, q) for name in keyring.clients for q in range(7) if salts[name][q].hex() in text]
     assert shown == [("bob", 2), ("bob", 5)]
     assert "alice" not in text
@@ -129,8 +129,8 @@ def test_an_opening_holds_nothing_but_what_it_opens() -> None:
 
 def test_no_two_leaves_have_the_same_salt() -> None:
     keyring = ring()
-    salts = [s for client in keyring.clients for s in _answers(keyring, client).salts]
-    salts += [s for question in range(7) for s in _variants(keyring, question).salts]
+    salts = [s for client in keyring.clients for s in answers_of(keyring, client).salts]
+    salts += [s for question in range(7) for s in variants_of(keyring, question).salts]
     assert len(set(salts)) == len(salts) == 3 * 7 + 7 * 4
 
 

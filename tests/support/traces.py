@@ -17,7 +17,8 @@ from tramark.tracing.bundle import make_bundle
 from tramark.tracing.trace import trace
 from tramark.tracing.verdict import Verdict
 from tramark.vault.lock import make_key_file
-from tramark.vault.store import SIGNING, Vault
+from tramark.vault.storage import SIGNING
+from tramark.vault.store import Vault
 
 CLIENTS = [f"hospital-{i}" for i in range(10)]
 
@@ -79,7 +80,7 @@ def hidden(vault: Vault, verdict: Verdict) -> list[bytes]:
         if (q, v) not in asked
     ]
     inputs += [row.tobytes() for row in keyring.raw(range(keyring.pool), "train").numpy().reshape(-1, *raw.shape[2:])]
-    signing = vault._get(SIGNING)
+    signing = vault._storage.get(SIGNING)
     texts = [keyring.secret.hex().encode(), keyring.secret, signing.hex().encode(), signing]
     questions = list(dict.fromkeys(step.question for step in verdict.transcript))
     for client, row in zip(keyring.clients, keyring.codebook(questions).tolist(), strict=True):

@@ -25,8 +25,9 @@ from tramark.vault.commit import commit
 if sys.platform == "win32":
     pytest.skip("the vault locks and syncs as POSIX systems do", allow_module_level=True)
 
-from tramark.vault.lock import PUBLIC
-from tramark.vault.store import SIGNING, Vault
+from tramark.vault.head import PUBLIC
+from tramark.vault.storage import SIGNING
+from tramark.vault.store import Vault
 
 
 @pytest.fixture(scope="module")
@@ -275,7 +276,7 @@ def test_questions_of_a_later_commitment_are_not_accepted(tmp_path: Path) -> Non
     keyring = ring()
     with vault_of(keyring, tmp_path) as vault:
         _, bundle = case(vault, "hospital-3")
-        key = Ed25519PrivateKey.from_private_bytes(vault._get(SIGNING))
+        key = Ed25519PrivateKey.from_private_bytes(vault._storage.get(SIGNING))
         joined, [first] = keyring.join("eve"), vault.commitments
         fresh, _ = commit(replace(joined, secret=b"made afterwards!" * 2), key, vault=vault.id, time=first.time)
         later = replace(fresh, number=2, previous=first.digest, clients=(10, fresh.clients[1]), signature="")

@@ -23,11 +23,14 @@ from tramark.evidence.commitment import (
     verify_questions,
     verify_signature,
 )
+from tramark.vault.audit import audit
 from tramark.vault.commit import tensor_digest
-from tramark.vault.lock import HEAD, LOCK, LOG, PUBLIC, SEALED, KeySource, default_key_file, find_key, make_key_file
-from tramark.vault.log import GENESIS, issued, line_hash
-from tramark.vault.seal import _CHUNK
-from tramark.vault.store import SIGNING, Vault, _Head, audit
+from tramark.vault.head import GENESIS, HEAD, LOCK, LOG, PUBLIC, SEALED, Head
+from tramark.vault.lock import KeySource, default_key_file, find_key, make_key_file
+from tramark.vault.log import issued, line_hash
+from tramark.vault.seal import CHUNK
+from tramark.vault.storage import SIGNING
+from tramark.vault.store import Vault
 
 if sys.platform == "win32":
     pytest.skip("the vault locks and syncs as POSIX systems do", allow_module_level=True)
@@ -80,11 +83,11 @@ def test_everything_put_in_comes_out_again(path: Path) -> None:
         assert [e["n"] for e in entries] == [0, 1, 2, 3]
         assert vault.keyring.key("alice").client == "alice"
         assert vault.audit() == []
-        with pytest.raises(KeyError):
+        with pytest.raises(VaultError, match="nothing was put under 'nothing'"):
             vault.get("nothing")
 
 
-@pytest.mark.parametrize("size", [0, 1, _CHUNK - 1, _CHUNK, _CHUNK + 1, 3 * _CHUNK])
+@pytest.mark.parametrize("size", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK])
 def test_blobs_of_any_size(path: Path, size: int) -> None:
     data = random.Random(size).randbytes(size)
     with Vault.open(path) as vault:
@@ -92,20 +95,9 @@ def test_blobs_of_any_size(path: Path, size: int) -> None:
         assert vault.get("blob") == data
 
 
-def test_tensors(path: Path) -> None:
-    import torch
-
-    tensors = {"marks": torch.randn(3, 5), "indices": torch.arange(4)}
-    with Vault.open(path) as vault:
-        vault.put_tensors("region", tensors)
-        found = vault.get_tensors("region")
-    assert found.keys() == tensors.keys()
-    assert all(torch.equal(found[name], tensors[name]) for name in tensors)
-
-
 def test_secrets_are_nowhere_in_clear(path: Path) -> None:
     with Vault.open(path) as vault:
-        secret, signing = vault.keyring.secret, vault._get(SIGNING)
+        secret, signing = vault.keyring.secret, vault._storage.get(SIGNING)
         shown = repr(vault) + repr(KeySource(passphrase="hush"))
     everything = b"".join(file.read_bytes() for file in files(path))
     key = default_key_file(path).read_bytes()
@@ -277,7 +269,7 @@ def test_a_vault_is_opened_and_audited_without_torch(path: Path) -> None:
     script = """
 import sys
 sys.modules["torch"] = None
-from tramark.vault.store import audit
+from tramark.vault.audit import audit
 assert audit(sys.argv[1]) == [], audit(sys.argv[1])
 """
     subprocess.run([sys.executable, "-c", script, str(path)], check=True)
@@ -536,13 +528,13 @@ def test_half_written_lines_after_a_decided_commit_are_completed(path: Path) -> 
     with Vault.open(path) as vault:
         before = (path / LOG).read_bytes()
         heads: list[bytes] = []
-        write = vault._write_head
+        write = vault._storage.write_head
 
-        def spy(head: _Head) -> None:
+        def spy(head: Head) -> None:
             write(head)
             heads.append((path / HEAD).read_bytes())
 
-        vault._write_head = spy  # type: ignore[method-assign]
+        vault._storage.write_head = spy  # type: ignore[method-assign]
         vault.record([issued(3, "alice", "d" * 64), issued(3, "bob", "e" * 64)])
     after = (path / LOG).read_bytes()
     for length in [*range(len(before), len(after), 7), len(after)]:

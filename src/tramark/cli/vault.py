@@ -11,8 +11,9 @@ from tramark.cli.trace import keyring_of
 from tramark.errors import NoKey, SettingError
 from tramark.evidence.verify import fingerprint
 from tramark.keys.keyring import Keyring
+from tramark.vault.audit import audit
 from tramark.vault.lock import default_key_file, make_key_file
-from tramark.vault.store import Vault, audit
+from tramark.vault.store import Vault
 
 app = typer.Typer(help="The sealed directory in which a federation's secrets live.", no_args_is_help=True)
 

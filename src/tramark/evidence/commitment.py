@@ -115,9 +115,9 @@ class Commitment:
     def from_dict(cls, plain: Mapping[str, Any]) -> Self:
         """What `to_dict` wrote; anything else raises `BadProof`."""
         with _reading("commitment"):
-            values = {name: _natural(plain[name]) for name in ("number", "classes")}
-            spans = {name: (_natural(plain[name][0]), _natural(plain[name][1])) for name in ("clients", "questions")}
-            chosen = tuple(_natural(question) for question in plain["chosen"])
+            values = {name: natural(plain[name]) for name in ("number", "classes")}
+            spans = {name: (natural(plain[name][0]), natural(plain[name][1])) for name in ("clients", "questions")}
+            chosen = tuple(natural(question) for question in plain["chosen"])
             found = cls(**{**plain, **values, **spans, "chosen": chosen})
             if found.to_dict() != plain:
                 raise ValueError
@@ -153,19 +153,19 @@ def verify_answers(proof: Mapping[str, Any], commitments: Sequence[Commitment]) 
     """
     with _reading("opening of answers"):
         commitment, client = _committed(proof, commitments), proof["client"]
-        first, count = _natural(proof["first"]), _natural(proof["count"])
-        shown, roots = {}, set()
+        first, count = natural(proof["first"]), natural(proof["count"])
+        shown, roots, name = {}, set(), sha256(client.encode())
         for item in proof["answers"]:
-            question, answer = _natural(item["question"]), _natural(item["answer"])
-            leaf = _answer_leaf(_hash(item["salt"]), client, question, answer)
+            question, answer = natural(item["question"]), natural(item["answer"])
+            leaf = answer_leaf(_hash(item["salt"]), name, question, answer)
             roots.add(climb(leaf, question - first, count, _bytes(item["path"])))
             shown[question] = answer
         if len(shown) != len(proof["answers"]) or len(roots) != 1:
             raise BadProof("an opening of answers is not of one client's answers, each shown once")
-        index = _natural(proof["index"])
+        index = natural(proof["index"])
         if index >= commitment.clients[1]:
             raise BadProof("an opening of answers does not lead to a client")
-        leaf = _branch_leaf(b"client", sha256(client.encode()), first, count, roots.pop())
+        leaf = client_leaf(name, first, count, roots.pop())
         _check_root(leaf, index, proof["path"], commitment)
         return shown
 
@@ -176,45 +176,57 @@ def verify_questions(proof: Mapping[str, Any], commitments: Sequence[Commitment]
         commitment = _committed(proof, commitments)
         shown: dict[tuple[int, int], str] = {}
         for part in proof["questions"]:
-            question, first, count = (_natural(part[name]) for name in ("question", "first", "count"))
+            question, first, count = (natural(part[name]) for name in ("question", "first", "count"))
             if question not in commitment.asked:
                 raise BadProof(f"question {question} is not in commitment {commitment.number}")
             place = commitment.asked.index(question)
             roots = set()
             for item in part["variants"]:
-                variant, digest = _natural(item["variant"]), item["sha256"]
-                leaf = _variant_leaf(_hash(item["salt"]), question, variant, digest)
+                variant, digest = natural(item["variant"]), item["sha256"]
+                leaf = variant_leaf(_hash(item["salt"]), question, variant, digest)
                 roots.add(climb(leaf, variant - first, count, _bytes(item["path"])))
                 if (question, variant) in shown:
                     raise BadProof(f"variant {variant} of question {question} is shown twice")
                 shown[question, variant] = digest
             if len(roots) != 1:
                 raise BadProof(f"the variants shown of question {question} are not of one question")
-            leaf = _branch_leaf(b"question", _u32(question), first, count, roots.pop())
+            leaf = question_leaf(question, first, count, roots.pop())
             _check_root(leaf, commitment.clients[1] + place, part["path"], commitment)
         return shown
 
 
-def _salted_leaf(salt: bytes, domain: bytes, content: bytes) -> bytes:
-    # Salts have one length and domains are padded to one, so that no two contents have the same encoding.
-    return leaf_hash(salt + domain.ljust(8, b"\0") + content)
+def answer_leaf(salt: bytes, name: bytes, question: int, answer: int) -> bytes:
+    """The leaf of a client's answer to a question; `name` is the hash of the client's name."""
+    return _salted_leaf(salt, b"answer", name + _u32(question) + _u32(answer))
 
 
-def _answer_leaf(salt: bytes, client: str, question: int, answer: int) -> bytes:
-    return _salted_leaf(salt, b"answer", sha256(client.encode()) + _u32(question) + _u32(answer))
-
-
-def _variant_leaf(salt: bytes, question: int, variant: int, digest: str) -> bytes:
+def variant_leaf(salt: bytes, question: int, variant: int, digest: str) -> bytes:
+    """The leaf of a question's variant, whose input has this `array_digest`."""
     return _salted_leaf(salt, b"variant", _u32(question) + _u32(variant) + _hash(digest))
 
 
+def client_leaf(name: bytes, first: int, count: int, root: bytes) -> bytes:
+    """The leaf, in the top tree, of a client's answers; `name` is the hash of the client's name."""
+    return _branch_leaf(b"client", name, first, count, root)
+
+
+def question_leaf(question: int, first: int, count: int, root: bytes) -> bytes:
+    """The leaf, in the top tree, of a question's variants."""
+    return _branch_leaf(b"question", _u32(question), first, count, root)
+
+
+def _salted_leaf(salt: bytes, domain: bytes, content: bytes) -> bytes:
+    # All salts have one length, and domains are padded to one, so that no two contents have the same encoding.
+    return leaf_hash(salt + domain.ljust(8, b"\0") + content)
+
+
 def _branch_leaf(domain: bytes, name: bytes, first: int, count: int, root: bytes) -> bytes:
-    # The root hides what is below by its salts, so this leaf needs none of its own.
+    # The salts below hide what the root stands for, so this leaf needs no salt of its own.
     return leaf_hash(domain.ljust(8, b"\0") + name + _u32(first) + _u32(count) + root)
 
 
 def _committed(proof: Mapping[str, Any], commitments: Sequence[Commitment]) -> Commitment:
-    number = _natural(proof["commitment"])
+    number = natural(proof["commitment"])
     if not 1 <= number <= len(commitments):
         raise BadProof(f"there is no commitment {number}")
     return commitments[number - 1]
@@ -234,7 +246,8 @@ def _reading(what: str) -> Iterator[None]:
         raise BadProof(f"this is not a well-formed {what}") from None
 
 
-def _natural(value: Any) -> int:
+def natural(value: Any) -> int:
+    """The value, if it is a whole number of 32 bits; a stranger's file may have anything in its place."""
     if type(value) is not int or not 0 <= value < 2**32:
         raise ValueError
     return value
