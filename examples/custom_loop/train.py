@@ -84,7 +84,7 @@ def main() -> None:
         suspect = make_model()
         suspect.load_state_dict(torch.load(options.out / "leaked.pt"))
         verdict = trace(suspect, server.keyring)
-    print(f"leaked.pt: {', '.join(verdict.clients) or verdict.verdict}, after {verdict.queries} questions")
+    print(f"leaked.pt: {', '.join(verdict.clients) or verdict.finding}, after {verdict.queries} questions")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
         VaultError,
         WrongKey,
     )
-    from tramark.evidence.verify import Findings, read_published, verify_bundle
+    from tramark.evidence.findings import Findings
+    from tramark.evidence.verify import read_published, verify_bundle
     from tramark.fleet.layout import extend_head
     from tramark.keys.keyring import Key, Keyring
     from tramark.keys.pictures import LabelledImages, Patterns, WafflePatterns
@@ -68,7 +69,7 @@ _HOMES = dict.fromkeys(_ERRORS, "errors") | {
     "Answers": "suspects.base",
     "ClosedForm": "marks.closed_form",
     "Conventions": "suspects.conventions",
-    "Findings": "evidence.verify",
+    "Findings": "evidence.findings",
     "GradientSteps": "marks.gradient",
     "HttpOptions": "suspects.http",
     "JsonTemplate": "suspects.json_api",

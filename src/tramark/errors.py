@@ -43,11 +43,11 @@ class SuspectError(TramarkError):
     """A suspect that cannot be asked, or cannot be believed.
 
     `answers` are those that the suspect gave to the failed call, if any. `transcript` is set by `trace`: every query
-    so far, as (question, variant, answer), with which a later trace goes on.
+    so far (a tuple of `Step`), with which a later trace goes on.
     """
 
     answers: Any = None
-    transcript: tuple[tuple[int, int, int], ...] = ()
+    transcript: tuple[Any, ...] = ()
 
 
 class SuspectUnavailable(SuspectError):  # noqa: N818

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import traces
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,6 +25,7 @@ from tramark.evidence.commitment import (
 )
 from tramark.evidence.merkle import MerkleTree, climb, leaf_hash, node_hash
 from tramark.keys.keyring import Keyring
+from tramark.keys.pictures import Patterns
 from tramark.vault.commit import (
     answers_of,
     commit,
@@ -38,12 +40,8 @@ KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 
 
 def ring(**options: object) -> Keyring:
-    settings: dict[str, object] = {
-        "clients": ["alice", "bob", "carol"],
-        "classes": 10,
-        "input_shape": (1, 6, 6),
-    }
-    return Keyring.generate(**{**settings, "secret": b"s" * 32, "questions": 3, "pool": 7, **options})  # type: ignore[arg-type]
+    defaults = {"clients": ["alice", "bob", "carol"], "questions": 3, "pool": 7}
+    return traces.ring(Patterns((1, 6, 6)), **{**defaults, **options})
 
 
 def naive_root(leaves: list[bytes]) -> bytes:

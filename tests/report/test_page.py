@@ -30,7 +30,8 @@ if sys.platform == "win32":
 
 from traces import Oracle, hidden, in_company, leaked_by, ring, vault_of
 
-from tramark.evidence.statistics import LOOKS, Company
+from tramark.evidence.looks import Company
+from tramark.evidence.statistics import LOOKS
 from tramark.evidence.verify import verify_bundle
 from tramark.tracing.bundle import make_bundle
 from tramark.vault.store import Vault

@@ -10,9 +10,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from traces import ring, vault_of
 
 from tramark.errors import Damaged, NoKey, VaultBusy, VaultError, WrongKey
 from tramark.evidence.commitment import (
@@ -23,6 +26,7 @@ from tramark.evidence.commitment import (
     verify_questions,
     verify_signature,
 )
+from tramark.keys.pictures import LabelledImages, Patterns
 from tramark.vault.audit import audit
 from tramark.vault.commit import tensor_digest
 from tramark.vault.head import GENESIS, HEAD, LOCK, LOG, PUBLIC, SEALED, Head
@@ -39,16 +43,12 @@ if sys.platform == "win32":
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small vault with a bit of everything, and its key file beside it."""
-    from tramark.keys.keyring import Keyring
-
-    path = tmp_path_factory.mktemp("model") / "vault"
-    clients = ["alice", "bob"]
-    keyring = Keyring.generate(clients=clients, classes=2, input_shape=(1, 4, 4), questions=2, pool=4)
-    with Vault.create(path, keyring, key_file=make_key_file(default_key_file(path))) as vault:
+    keyring = ring(Patterns((1, 4, 4)), clients=["alice", "bob"], classes=2, questions=2, pool=4)
+    with vault_of(keyring, tmp_path_factory.mktemp("model")) as vault:
         vault.put("marks", b"the marks")
         vault.record([issued(1, "alice", "a" * 64), issued(1, "bob", "b" * 64)], {"checkpoint": b"round one"})
         vault.record([issued(2, "alice", "c" * 64)])
-    return path
+    return vault.path
 
 
 @pytest.fixture
@@ -311,39 +311,26 @@ def test_changes_of_the_keyring_are_logged_and_new_clients_committed(path: Path)
 
 
 def test_another_keyring_is_refused(path: Path) -> None:
-    from dataclasses import replace
-
     with Vault.open(path) as vault:
-        ring = vault.keyring
+        keyring = vault.keyring
         for other in (
-            replace(ring, secret=b"x" * 32),
-            replace(ring, clients=("bob", "alice")),
-            replace(ring, clients=("alice",)),
-            replace(ring, train_variants=5),
-            replace(ring, pool=9),
+            replace(keyring, secret=b"x" * 32),
+            replace(keyring, clients=("bob", "alice")),
+            replace(keyring, clients=("alice",)),
+            replace(keyring, train_variants=5),
+            replace(keyring, pool=9),
         ):
             with pytest.raises(VaultError, match="another keyring"):
                 vault.save_keyring(other)
 
 
 def test_questions_from_images_need_the_images_for_the_keyring_alone(tmp_path: Path) -> None:
-    import torch
-
-    from tramark.keys.keyring import Keyring
-    from tramark.keys.pictures import LabelledImages
-
     images = torch.randint(0, 256, (40, 1, 4, 4), dtype=torch.uint8), torch.arange(40) % 2
-    triggers = LabelledImages(*images, shape=(1, 4, 4), per_question=20)
-    keyring = Keyring.generate(
-        clients=["a", "b"],
-        classes=2,
-        source=triggers,
-        assignment="label",
-        train_variants=3,
-        held_out_variants=4,
+    source = LabelledImages(*images, shape=(1, 4, 4), per_question=20)
+    keyring = ring(
+        source, clients=["a", "b"], classes=2, pool=None, assignment="label", train_variants=3, held_out_variants=4
     )
-    key = make_key_file(tmp_path / "vault.key")
-    Vault.create(tmp_path / "vault", keyring, key_file=key).close()
+    vault_of(keyring, tmp_path).close()
     with Vault.open(tmp_path / "vault") as vault:
         assert vault.audit() == []
         with pytest.raises(ValueError, match="pass them as images"):

@@ -19,7 +19,6 @@ from tramark.errors import SettingError
 from tramark.evidence.verify import read_published, verify_bundle
 from tramark.keys.keyring import Keyring
 from tramark.lab import data, models
-from tramark.lab.simulation.checkpoint import write
 from tramark.lab.simulation.run import MODEL
 from tramark.report.page import verdict_sentence, write_report
 from tramark.suspects.base import Adapter
@@ -31,6 +30,7 @@ from tramark.suspects.json_api import JsonSuspect, JsonTemplate
 from tramark.tracing.bundle import make_bundle
 from tramark.tracing.interview import Step
 from tramark.tracing.trace import trace
+from tramark.vault.files import replace_file
 from tramark.vault.store import Vault
 
 EXIT = {"client": 0, "several": 0, "nobody": 3, "inconclusive": 4}
@@ -147,13 +147,16 @@ def trace_suspect(
         ) as progress:
             task = progress.add_task("asking", total=None, completed=len(steps))
 
-            def show(_: Step) -> None:
+            def show(step: Step) -> None:
                 progress.advance(task)
+                steps.append(step)
                 if transcript is not None:
-                    write(transcript, json.dumps(steps).encode())
+                    replace_file(transcript, json.dumps(steps).encode())
 
             unmarked = [adapter_for(reference) for reference in references]
-            verdict = trace(adapter, keyring, progress=show, transcript=steps, references=unmarked, **(options or {}))
+            verdict = trace(
+                adapter, keyring, progress=show, transcript=tuple(steps), references=unmarked, **(options or {})
+            )
         if report is not None:
             described = _described(target)
             bounded = verdict.false_accusation_bound is not None and verdict.transcript
@@ -167,7 +170,7 @@ def trace_suspect(
         # Whoever has a budget, or pays by the query, wants to know of those that came to nothing, too.
         repeated = f" With those repeated, {sent} were sent." if sent > verdict.queries - earlier else ""
         typer.echo(f"{headline}\n{how_sure}\n{verdict.queries} queries.{repeated}")
-    return EXIT[verdict.verdict]
+    return EXIT[verdict.finding]
 
 
 def export(
@@ -242,7 +245,7 @@ def verify(
     if as_json:
         typer.echo(json.dumps(findings.to_dict()))
         return
-    accused = ", ".join(findings.clients) or findings.verdict
+    accused = ", ".join(findings.clients) or findings.finding
     lines = [f"verdict: {accused}", f"public key: {findings.fingerprint}", "", "proven:"]
     lines += [f"  - {sentence}" for sentence in findings.proven] + ["", "not proven by this file:"]
     lines += [f"  - {sentence}" for sentence in findings.unproven]

@@ -9,7 +9,7 @@ import typer
 from tramark.cli.common import KeyFile, VaultPath, console, interactive, key_for, vault_at
 from tramark.cli.trace import keyring_of
 from tramark.errors import NoKey, SettingError
-from tramark.evidence.verify import fingerprint
+from tramark.evidence.findings import fingerprint
 from tramark.keys.keyring import Keyring
 from tramark.vault.audit import audit
 from tramark.vault.lock import default_key_file, make_key_file

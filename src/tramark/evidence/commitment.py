@@ -1,13 +1,12 @@
-"""Commit to a keyring before anybody leaks, and open later only what a case needs.
+"""Commitments to a keyring, made before anybody leaks, and openings that show only what a case needs.
 
-Every answer of every client, and every held-out variant of every question, is hidden in a salted leaf. Leaves
-form a tree per client and a tree per question; the roots of these trees are the leaves of one top tree, whose
-root is signed. An opening shows some leaves with their salts and the hashes on their way up; of the other
-leaves it tells nothing, since each has a secret salt of its own. Clients that join later are committed by a
-further commitment that names the one before, and so are questions that were retouched after they were chosen. Trees
-are those of RFC 6962: leaves and nodes are hashed apart, nothing is ever duplicated, and the number of leaves is part
-of what is signed. Checking needs no secret and no tensor library, only this module; `docs/vault.md` describes it byte
-by byte.
+Every answer of every client, and every held-out variant of every question, is hidden in a salted leaf. Leaves form a
+tree per client and a tree per question. The roots of these trees are the leaves of one top tree, whose root is
+signed. An opening shows some leaves with their salts and the hashes on their way up. It tells nothing about the other
+leaves, since each has a secret salt of its own. Clients that join later get a further commitment that names the one
+before, and so do questions that are retouched after they were chosen. Trees are those of RFC 6962, and the number of
+leaves is part of what is signed. Checking needs no secret and no tensor library; `docs/vault.md` describes all of it
+byte by byte.
 """
 
 import hashlib
@@ -39,14 +38,14 @@ def sha256(*parts: bytes) -> bytes:
 
 
 def array_digest(dtype: str, shape: Sequence[int], data: bytes | memoryview) -> str:
-    """`tensor_digest` of an array given as its type, shape and little-endian bytes in row-major order."""
+    """SHA-256 of an array, given as its type, shape and little-endian bytes in row-major order."""
     digest = hashlib.sha256(f"{dtype} {'x'.join(str(int(length)) for length in shape)}\n".encode())
     digest.update(data)
     return digest.hexdigest()
 
 
 def sign(key: Ed25519PrivateKey, purpose: str, message: bytes) -> str:
-    """A signature for one purpose, which is worth nothing for any other."""
+    """A signature (hex) for one purpose; it does not verify for any other."""
     return key.sign(_signed(purpose, message)).hex()
 
 
@@ -67,10 +66,10 @@ def _signed(purpose: str, message: bytes) -> bytes:
 class Commitment:
     """A signed root: the keys of some clients, and the questions, as they were at a time.
 
-    `clients` and `questions` are (first, count): which clients in the order of joining, and which questions
-    of the pool, are the leaves of the top tree, in this order; without leaves, the root is empty. `chosen` are the
-    questions of the pool that are asked from then on, in their order. With code answers, a later commitment has either
-    no questions or all those chosen, in that order, as they were retouched.
+    The leaves of the top tree are `clients`, then `questions`. Both are (first, count): which clients in the order of
+    joining, and which questions of the pool. Without leaves, the root is empty. `chosen` are the questions of the
+    pool that are asked from then on, in their order. With code answers, a later commitment has either no questions,
+    or all those chosen, in that order, as they were retouched.
     """
 
     vault: str
@@ -129,7 +128,6 @@ def verify_chain(commitments: Sequence[Commitment]) -> None:
     if not commitments:
         raise BadProof("there is no commitment")
     first = commitments[0]
-    # What the one before the first would have been, had there been one.
     digest, clients = "", 0
     for number, this in enumerate(commitments, 1):
         verify_signature(first.public_key, "commitment", this.body, this.signature)
@@ -147,9 +145,9 @@ def verify_chain(commitments: Sequence[Commitment]) -> None:
 
 
 def verify_answers(proof: Mapping[str, Any], commitments: Sequence[Commitment]) -> dict[int, int]:
-    """The answers (by question) that an opening shows of `proof["client"]`, or `BadProof`.
+    """The answers (by question) that an opening shows of `proof["client"]`; `BadProof` if it does not hold.
 
-    The chain of commitments is taken as it is: check it once with `verify_chain`.
+    The chain of commitments is not checked here: check it once with `verify_chain`.
     """
     with _reading("opening of answers"):
         commitment, client = _committed(proof, commitments), proof["client"]
@@ -171,7 +169,7 @@ def verify_answers(proof: Mapping[str, Any], commitments: Sequence[Commitment]) 
 
 
 def verify_questions(proof: Mapping[str, Any], commitments: Sequence[Commitment]) -> dict[tuple[int, int], str]:
-    """The `array_digest` of each variant, by (question, variant), that an opening shows, or `BadProof`."""
+    """The `array_digest` of each (question, variant) that an opening shows; `BadProof` if it does not hold."""
     with _reading("opening of questions"):
         commitment = _committed(proof, commitments)
         shown: dict[tuple[int, int], str] = {}
@@ -179,7 +177,7 @@ def verify_questions(proof: Mapping[str, Any], commitments: Sequence[Commitment]
             question, first, count = (natural(part[name]) for name in ("question", "first", "count"))
             if question not in commitment.asked:
                 raise BadProof(f"question {question} is not in commitment {commitment.number}")
-            place = commitment.asked.index(question)
+            index = commitment.clients[1] + commitment.asked.index(question)
             roots = set()
             for item in part["variants"]:
                 variant, digest = natural(item["variant"]), item["sha256"]
@@ -191,7 +189,7 @@ def verify_questions(proof: Mapping[str, Any], commitments: Sequence[Commitment]
             if len(roots) != 1:
                 raise BadProof(f"the variants shown of question {question} are not of one question")
             leaf = question_leaf(question, first, count, roots.pop())
-            _check_root(leaf, commitment.clients[1] + place, part["path"], commitment)
+            _check_root(leaf, index, part["path"], commitment)
         return shown
 
 
@@ -239,7 +237,7 @@ def _check_root(leaf: bytes, index: int, path: Sequence[str], commitment: Commit
 
 @contextmanager
 def _reading(what: str) -> Iterator[None]:
-    """Whatever is malformed in a stranger's file is a bad proof."""
+    """Turns every error about a malformed file into `BadProof`."""
     try:
         yield
     except (TypeError, KeyError, IndexError, ValueError, AttributeError, OverflowError):
@@ -255,7 +253,7 @@ def natural(value: Any) -> int:
 
 def _unhex(text: str, length: int) -> bytes:
     value = bytes.fromhex(text)
-    # One value, one text: spaces and capitals would let two files of different bytes say the same.
+    # With spaces and capitals, two different files could say the same.
     if len(value) != length or value.hex() != text:
         raise ValueError
     return value

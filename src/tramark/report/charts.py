@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tramark.evidence.statistics import LOOKS, Company, Floats, binomial, log_e_values, p_values, plurality
+from tramark.evidence.looks import Company
+from tramark.evidence.statistics import LOOKS, Floats, binomial, log_e_values, p_values, plurality
 from tramark.keys.keyring import Keyring
-from tramark.tracing.verdict import CHUNK, Verdict
+from tramark.tracing.codebook import CHUNK
+from tramark.tracing.verdict import Verdict
 
 Scale = Callable[[float], float]
 

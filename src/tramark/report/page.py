@@ -19,8 +19,9 @@ from torch.nn import functional as F
 
 from tramark import __version__
 from tramark.evidence.commitment import canonical
+from tramark.evidence.findings import Findings, utc
 from tramark.evidence.statistics import NO_ANSWER
-from tramark.evidence.verify import Findings, utc, verify_bundle
+from tramark.evidence.verify import verify_bundle
 from tramark.keys.keyring import Keyring
 from tramark.report.charts import BARS, LINES, chance_limit, evidence_chart, growth, histogram, matches_chart, number
 from tramark.suspects.json_api import png
@@ -89,8 +90,8 @@ def report_page(
 ) -> str:
     """The page that `write_report` writes."""
     if findings is not None:
-        if (findings.verdict, findings.clients, findings.queries) != (
-            verdict.verdict,
+        if (findings.finding, findings.clients, findings.queries) != (
+            verdict.finding,
             verdict.clients,
             verdict.queries,
         ):
@@ -98,7 +99,7 @@ def report_page(
         suspect, notes, time = findings.suspect, findings.notes, findings.time
     time = time or datetime.now(UTC).isoformat(timespec="seconds")
     headline, lead = verdict_sentence(verdict)
-    kind = "unbounded" if verdict.clients and verdict.false_accusation_bound is None else verdict.verdict
+    kind = "unbounded" if verdict.clients and verdict.false_accusation_bound is None else verdict.finding
     sections = [
         f'<header><p class="kind">{_KINDS[kind]}</p><h1>{escape(headline)}</h1>'
         f'<p class="lead">{escape(lead)}</p></header>',
@@ -135,7 +136,7 @@ def verdict_sentence(verdict: Verdict) -> tuple[str, str]:
         return f"This model was leaked by {names}.", (
             f"The probability that a procedure like this accuses any innocent client is at most {_percent(bound)}."
         )
-    if verdict.verdict == "nobody":
+    if verdict.finding == "nobody":
         seen = (
             "No client’s question is answered as its mark would have it."
             if verdict.power is None
@@ -327,7 +328,7 @@ def _why(verdict: Verdict, keyring: Keyring) -> str:
                 "<b>What it does not say:</b> who took the model from the client, or whether the client knew. The "
                 "answers are in the client’s model and in the vault, and nowhere else."
             )
-        elif verdict.verdict == "nobody":
+        elif verdict.finding == "nobody":
             paragraphs.append(
                 "<b>What it does not say:</b> that no client’s model was used. A mark that survives in less than half "
                 "of the questions may go unseen."
