@@ -10,10 +10,10 @@ byte of it can change unnoticed. docs/report.md has its fields.
 
 import base64
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import chain, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -79,97 +79,127 @@ def verify_bundle(
     if not exact:
         raise BadProof("the bundle was changed: it is not the canonical text of what it says")
     try:
-        return _verify(plain, public_key, published)
+        case = _checked(plain, public_key, published)
     except (TypeError, KeyError, IndexError, ValueError, AttributeError, ArithmeticError):
         raise BadProof("this is not a well-formed evidence bundle") from None
+    return _weighed(plain, case)
 
 
-def _verify(plain: dict[str, Any], public_key: str | None, published: Sequence[Commitment] | None) -> Findings:
-    if plain.keys() != _FIELDS:
+class _Case(NamedTuple):
+    """What a bundle says, after everything but the weight of the evidence is checked."""
+
+    links: Sequence[Commitment]
+    order: Sequence[int]
+    variants: int
+    bound: float
+    known: Mapping[Query, int]
+    finding: Finding
+    accused: Sequence[str]
+    opened: Mapping[str, Mapping[int, int]]
+    proven: tuple[str, ...]
+    unproven: tuple[str, ...]
+
+
+def _checked(plain: dict[str, Any], public_key: str | None, published: Sequence[Commitment] | None) -> _Case:
+    if plain.keys() != _FIELDS or not all(type(plain[name]) is str for name in ("suspect", "notes")):
         raise ValueError
     links = [Commitment.from_dict(item) for item in plain["commitments"]]
     commitments.verify_chain(links)
-    first, federation, time = links[0], sum(links[-1].clients), time_of(plain["time"])
+    time, key = time_of(plain["time"]), links[0].public_key
     signed = canonical({name: value for name, value in plain.items() if name != "signature"})
-    commitments.verify_signature(first.public_key, "evidence", signed, plain["signature"])
-    if public_key is not None and public_key != first.public_key:
+    commitments.verify_signature(key, "evidence", signed, plain["signature"])
+    if public_key is not None and public_key != key:
         raise BadProof("the bundle is signed with another key than the one given")
     if published is not None:
         _check_published(links, published, time)
 
-    order, variants, bound = _parameters(plain["parameters"], links, federation)
+    order, variants, bound = _parameters(plain["parameters"], links)
     known = _transcript(plain, order, variants)
     _check_inputs(plain, links, variants)
     finding, accused = _claim(plain["verdict"], len(known))
-    answers = [commitments.verify_answers(proof, links) for proof in plain["answers"]]
-    opened = [proof["client"] for proof in plain["answers"]]
-    everybody = len(opened) == len(set(opened)) == federation and set(accused) <= set(opened)
-    if opened != accused and not everybody:
+    opened = {proof["client"]: commitments.verify_answers(proof, links) for proof in plain["answers"]}
+    if len(opened) < len(plain["answers"]) or (list(opened) != accused and not _everybody(opened, accused, links)):
         raise BadProof("the answers that are opened are not those of the accused, nor those of everybody")
-    if any(shown.keys() != {question for question, _ in known} for shown in answers):
+    if any(answers.keys() != {question for question, _ in known} for answers in opened.values()):
         raise BadProof("the answers that are opened are not those to the questions that were asked")
+    knows: dict[str, Any] = {"given": public_key is not None, "published": published}
+    said, unsaid = tuple(proven(plain, links, **knows)), unproven(plain, links, **knows)
+    return _Case(links, order, variants, bound, known, finding, accused, opened, said, unsaid)
 
+
+def _weighed(plain: Mapping[str, Any], case: _Case) -> Findings:
+    first, federation = case.links[0], _federation(case.links)
     # If nobody is accused, the answers are still counted: against a client that never matches.
-    codewords = np.array([[shown.get(question, NO_ANSWER) for question in order] for shown in answers or [{}]])
+    rows = list(case.opened.values()) or [{}]
     looks = weigh(
-        lambda plan: (known[query] for query in plan if query in known),
-        codewords,
-        order,
-        variants=variants,
+        lambda plan: (case.known[query] for query in plan if query in case.known),
+        np.array([[answers.get(question, NO_ANSWER) for question in case.order] for answers in rows]),
+        case.order,
+        variants=case.variants,
         clients=federation,
         classes=first.classes,
-        false_accusation=bound,
+        false_accusation=case.bound,
         # When a trace stops depends on everybody's answers. All that was asked is weighed here: an accusation is final.
         exhaustive=True,
     )
-    outcome = conclude(looks)
-    reached = {opened[row] for row in outcome.accused}
-    if innocent := [client for client in accused if client not in reached]:
+    outcome, clients = conclude(looks), list(case.opened)
+    reached = {clients[row] for row in outcome.accused}
+    if innocent := [client for client in case.accused if client not in reached]:
         raise BadProof(f"the evidence does not suffice to accuse {' and '.join(map(repr, innocent))}")
-    rows = {client: opened.index(client) for client in accused}
     matches, e_values, p_values = (
-        {client: values[row] for client, row in rows.items()}
+        {client: values[clients.index(client)] for client in case.accused}
         for values in (outcome.shown.matches.tolist(), outcome.e_values.tolist(), outcome.shown.p().tolist())
     )
-    answered, needed = outcome.shown.answered, federation / bound
+    answered, needed = outcome.shown.answered, federation / case.bound
+    in_company = _IN_COMPANY * _everybody(case.opened, case.accused, case.links)
     return Findings(
-        finding=finding,
-        clients=tuple(accused),
-        suspect=_text(plain["suspect"]),
-        notes=_text(plain["notes"]),
+        finding=case.finding,
+        clients=tuple(case.accused),
+        suspect=plain["suspect"],
+        notes=plain["notes"],
         time=plain["time"],
         vault=first.vault,
         public_key=first.public_key,
         federation=federation,
         classes=first.classes,
-        false_accusation_bound=bound,
+        false_accusation_bound=case.bound,
         needed=needed,
-        queries=len(known),
+        queries=len(case.known),
         answered=answered,
         matches=matches,
         e_values=e_values,
         p_values=p_values,
         proven=(
-            *proven(plain, links, given=public_key is not None, published=published),
+            *case.proven,
             *(
                 f"{client!r} was to answer {matches[client]} of {answered} questions as the suspect does. Its "
-                f"e-value reached {e_values[client]:.3g}{_IN_COMPANY * everybody}, and {needed:.3g} is needed "
-                f"to accuse one of {federation} clients at a bound of {bound:g}."
-                for client in accused
+                f"e-value reached {e_values[client]:.3g}{in_company}, and {needed:.3g} is needed "
+                f"to accuse one of {federation} clients at a bound of {case.bound:g}."
+                for client in case.accused
             ),
         ),
-        unproven=unproven(plain, links, given=public_key is not None, published=published),
+        unproven=case.unproven,
     )
 
 
-def _parameters(plain: Mapping[str, Any], links: Sequence[Commitment], federation: int) -> tuple[list[int], int, float]:
+def _federation(links: Sequence[Commitment]) -> int:
+    """The number of clients that are committed to."""
+    return sum(links[-1].clients)
+
+
+def _everybody(opened: Collection[str], accused: Sequence[str], links: Sequence[Commitment]) -> bool:
+    """Whether the answers of all clients are opened, as the company look needs them."""
+    return len(opened) == _federation(links) and set(accused) <= set(opened)
+
+
+def _parameters(plain: Mapping[str, Any], links: Sequence[Commitment]) -> tuple[list[int], int, float]:
     """The order of the questions, the number of variants and the bound; the other parameters must be as committed."""
-    first, order = links[0], list(links[-1].chosen)
+    first, order, federation = links[0], list(links[-1].chosen), _federation(links)
     expected = {"rule": RULE, "clients": federation, "classes": first.classes}
     variants, text = natural(plain["variants"]), plain["false_accusation_bound"]
     if plain != expected | {"variants": variants, "false_accusation_bound": text}:
         raise BadProof("the parameters are not those that were committed to")
-    if first.assignment != "code" or first.classes < 2:
+    if first.assignment != "code" or first.classes < 2 or federation < 1:
         raise BadProof("only code answers have a bound on false accusations that could be checked")
     bound = float(text)
     if repr(bound) != text or not 0 < bound < 1 or not 0 < variants <= _MOST_VARIANTS:
@@ -221,10 +251,11 @@ def _check_inputs(plain: Mapping[str, Any], links: Sequence[Commitment], variant
 
 def _claim(plain: Mapping[str, Any], queries: int) -> tuple[Finding, list[str]]:
     """The finding and the accused that the bundle claims."""
-    finding, clients = plain["verdict"], [_text(client) for client in plain["clients"]]
+    finding, clients = plain["verdict"], list(plain["clients"])
     if (
         finding not in {finding_of(len(clients), cleared=cleared) for cleared in (True, False)}
         or len(set(clients)) < len(clients)
+        or not all(type(client) is str for client in clients)
         or natural(plain["queries"]) != queries
         or len(plain) != 3
     ):
@@ -238,9 +269,3 @@ def _check_published(links: Sequence[Commitment], published: Sequence[Commitment
         raise BadProof("the bundle's commitments are not those that were published")
     if any(time_of(later.time) <= time for later in published[len(links) :]):
         raise BadProof("the bundle leaves out clients that had joined before it was made")
-
-
-def _text(value: Any) -> str:
-    if type(value) is not str:
-        raise ValueError
-    return value
