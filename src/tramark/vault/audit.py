@@ -6,6 +6,7 @@ fault: the head tells them from tampering.
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 from tramark.errors import BadProof, Damaged, VaultError
@@ -26,7 +27,8 @@ def audit(
 ) -> list[str]:
     """All that is wrong with the vault at `path`, also when it is too damaged to be opened."""
     try:
-        with Storage.open(path, passphrase=passphrase, key_file=key_file, prompt=prompt, readonly=True) as storage:
+        opened = Storage.open(path, passphrase=passphrase, key_file=key_file, prompt=prompt, readonly=True)
+        with closing(opened) as storage:
             return problems(storage)
     except Damaged as error:
         return [str(error)]
