@@ -88,7 +88,7 @@ def trace(run: Path, client: str, address: str) -> Traced:
     """Trace what is served at an address."""
     code, said = tramark("trace", str(run), address, "--json")
     found = json.loads(said)
-    return Traced(client, tuple(found["clients"]), found["verdict"], found["queries"], code)
+    return Traced(client, tuple(found["clients"]), found["finding"], found["queries"], code)
 
 
 def tramark(*words: str) -> tuple[int, str]:

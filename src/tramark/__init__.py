@@ -24,7 +24,8 @@ if TYPE_CHECKING:
         VaultError,
         WrongKey,
     )
-    from tramark.evidence.verify import Findings, read_published, verify_bundle
+    from tramark.evidence.findings import Findings
+    from tramark.evidence.verify import read_published, verify_bundle
     from tramark.fleet.layout import extend_head
     from tramark.keys.keyring import Key, Keyring
     from tramark.keys.pictures import LabelledImages, Patterns, WafflePatterns
@@ -41,8 +42,9 @@ if TYPE_CHECKING:
     from tramark.tracing.interview import Step
     from tramark.tracing.trace import trace
     from tramark.tracing.verdict import Verdict
+    from tramark.vault.audit import audit
     from tramark.vault.lock import make_key_file
-    from tramark.vault.store import Vault, audit
+    from tramark.vault.store import Vault
 
 __version__ = "0.1.0"
 
@@ -67,7 +69,7 @@ _HOMES = dict.fromkeys(_ERRORS, "errors") | {
     "Answers": "suspects.base",
     "ClosedForm": "marks.closed_form",
     "Conventions": "suspects.conventions",
-    "Findings": "evidence.verify",
+    "Findings": "evidence.findings",
     "GradientSteps": "marks.gradient",
     "HttpOptions": "suspects.http",
     "JsonTemplate": "suspects.json_api",
@@ -85,7 +87,7 @@ _HOMES = dict.fromkeys(_ERRORS, "errors") | {
     "Vectors": "keys.sources",
     "Verdict": "tracing.verdict",
     "WafflePatterns": "keys.pictures",
-    "audit": "vault.store",
+    "audit": "vault.audit",
     "extend_head": "fleet.layout",
     "make_bundle": "tracing.bundle",
     "make_key_file": "vault.lock",

@@ -40,9 +40,14 @@ class DataError(TramarkError, ValueError):
 
 
 class SuspectError(TramarkError):
-    """A suspect that cannot be asked, or cannot be believed. `answers` are those given before, if any."""
+    """A suspect that cannot be asked, or cannot be believed.
+
+    `answers` are those that the suspect gave to the failed call, if any. `transcript` is set by `trace`: every query
+    so far (a tuple of `Step`), with which a later trace goes on.
+    """
 
     answers: Any = None
+    transcript: tuple[Any, ...] = ()
 
 
 class SuspectUnavailable(SuspectError):  # noqa: N818
@@ -75,6 +80,10 @@ class VaultBusy(VaultError):  # noqa: N818
 
 class Damaged(VaultError):  # noqa: N818
     """A file of the vault is missing or is not what a holder of the key wrote."""
+
+
+class UnsupportedSystem(VaultError, ImportError):  # noqa: N818
+    """This operating system cannot keep a vault."""
 
 
 def one_line(error: BaseException | str, limit: int = 160) -> str:

@@ -13,7 +13,7 @@ from tramark.lab.models import build
 def test_every_client_is_named(federation: Path, tramark: Shell) -> None:
     for client in ("client-0", "client-1", "client-2", "client-3"):
         found = json.loads(tramark("trace", federation, federation / "models" / f"{client}.safetensors", "--json"))
-        assert found["verdict"] == "client"
+        assert found["finding"] == "client"
         assert found["clients"] == [client]
         assert found["queries"] <= 16
         assert found["false_accusation_bound"] == 1e-6
@@ -24,7 +24,7 @@ def test_a_model_of_nobody(federation: Path, tramark: Shell, tmp_path: Path) -> 
     model = build("cnn", input_shape=(1, 8, 8), classes=10, seed=99)
     save_file(model.state_dict(), tmp_path / "own.safetensors")
     found = json.loads(tramark("trace", federation / "vault", tmp_path / "own.safetensors", "--json", code=3))
-    assert found["verdict"] == "nobody"
+    assert found["finding"] == "nobody"
     assert found["clients"] == []
     assert "queries" in tramark("trace", federation, tmp_path / "own.safetensors", "--budget", 3, code=4)
 

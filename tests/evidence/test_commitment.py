@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import traces
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,26 +25,23 @@ from tramark.evidence.commitment import (
 )
 from tramark.evidence.merkle import MerkleTree, climb, leaf_hash, node_hash
 from tramark.keys.keyring import Keyring
+from tramark.keys.pictures import Patterns
 from tramark.vault.commit import (
-    _answers,
-    _variants,
+    answers_of,
     commit,
     prove_answers,
     prove_questions,
     state_digest,
     tensor_digest,
+    variants_of,
 )
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 
 
 def ring(**options: object) -> Keyring:
-    settings: dict[str, object] = {
-        "clients": ["alice", "bob", "carol"],
-        "classes": 10,
-        "input_shape": (1, 6, 6),
-    }
-    return Keyring.generate(**{**settings, "secret": b"s" * 32, "questions": 3, "pool": 7, **options})  # type: ignore[arg-type]
+    defaults = {"clients": ["alice", "bob", "carol"], "questions": 3, "pool": 7}
+    return traces.ring(Patterns((1, 6, 6)), **{**defaults, **options})
 
 
 def naive_root(leaves: list[bytes]) -> bytes:
@@ -120,7 +118,7 @@ def test_an_opening_holds_nothing_but_what_it_opens() -> None:
     keyring = ring()
     commitment, leaves = commit(keyring, KEY, vault="v", time="t")
     text = json.dumps(prove_answers(keyring, "bob", [2, 5], commitment, leaves))
-    salts = {client: _answers(keyring, client).salts for client in keyring.clients}
+    salts = {client: answers_of(keyring, client).salts for client in keyring.clients}
     shown = [(name, q) for name in keyring.clients for q in range(7) if salts[name][q].hex() in text]
     assert shown == [("bob", 2), ("bob", 5)]
     assert "alice" not in text
@@ -129,8 +127,8 @@ def test_an_opening_holds_nothing_but_what_it_opens() -> None:
 
 def test_no_two_leaves_have_the_same_salt() -> None:
     keyring = ring()
-    salts = [s for client in keyring.clients for s in _answers(keyring, client).salts]
-    salts += [s for question in range(7) for s in _variants(keyring, question).salts]
+    salts = [s for client in keyring.clients for s in answers_of(keyring, client).salts]
+    salts += [s for question in range(7) for s in variants_of(keyring, question).salts]
     assert len(set(salts)) == len(salts) == 3 * 7 + 7 * 4
 
 

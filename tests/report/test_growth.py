@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from tramark.evidence.statistics import LOOKS, Company
+from tramark.evidence.looks import Company
+from tramark.evidence.statistics import LOOKS
 from tramark.report.growth import growth
 from tramark.tracing.verdict import Verdict
 from tramark.vault.store import Vault

@@ -1,7 +1,8 @@
 """Suspects that answer by rule, and the rings and vaults that they are traced with."""
 
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from tramark.tracing.bundle import make_bundle
 from tramark.tracing.trace import trace
 from tramark.tracing.verdict import Verdict
 from tramark.vault.lock import make_key_file
-from tramark.vault.store import SIGNING, Vault
+from tramark.vault.storage import SIGNING
+from tramark.vault.store import Vault
 
 CLIENTS = [f"hospital-{i}" for i in range(10)]
 
@@ -29,9 +31,12 @@ class Oracle:
         raw = keyring.raw(keyring.chosen, "held-out")
         self.places = {raw[i, v].numpy().tobytes(): (i, v) for i in range(raw.shape[0]) for v in range(raw.shape[1])}
         self.answer = answer
+        self.asked: list[tuple[int, int]] = []
 
     def ask(self, raw: Tensor) -> Answers:
-        return Answers(torch.tensor([self.answer(*self.places[row.numpy().tobytes()]) for row in raw]))
+        places = [self.places[row.numpy().tobytes()] for row in raw]
+        self.asked += places
+        return Answers(torch.tensor([self.answer(*place) for place in places]))
 
 
 def leaked_by(keyring: Keyring, *clients: str, noise: float = 0.0, seed: int = 0) -> Oracle:
@@ -48,6 +53,17 @@ def leaked_by(keyring: Keyring, *clients: str, noise: float = 0.0, seed: int = 0
 def ring(source: Source | None = None, **options: Any) -> Keyring:
     defaults = {"clients": CLIENTS, "classes": 10, "questions": 24, "pool": 40, "secret": b"the secret of it" * 2}
     return Keyring.generate(source=source or Vectors(6, groups=(2,)), **{**defaults, **options})
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Small models only suffer from more."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def vault_of(keyring: Keyring, folder: Path) -> Vault:
@@ -79,7 +95,7 @@ def hidden(vault: Vault, verdict: Verdict) -> list[bytes]:
         if (q, v) not in asked
     ]
     inputs += [row.tobytes() for row in keyring.raw(range(keyring.pool), "train").numpy().reshape(-1, *raw.shape[2:])]
-    signing = vault._get(SIGNING)
+    signing = vault._storage.get(SIGNING)
     texts = [keyring.secret.hex().encode(), keyring.secret, signing.hex().encode(), signing]
     questions = list(dict.fromkeys(step.question for step in verdict.transcript))
     for client, row in zip(keyring.clients, keyring.codebook(questions).tolist(), strict=True):

@@ -15,8 +15,9 @@ from traces import Oracle, case, hidden, in_company, leaked_by, resigned, ring, 
 
 from tramark.errors import BadProof
 from tramark.evidence.commitment import canonical, sign
+from tramark.evidence.findings import fingerprint
 from tramark.evidence.statistics import NO_ANSWER
-from tramark.evidence.verify import fingerprint, read_published, verify_bundle
+from tramark.evidence.verify import read_published, verify_bundle
 from tramark.keys.sources import Tokens, Vectors
 from tramark.tracing.bundle import make_bundle
 from tramark.tracing.trace import trace
@@ -25,8 +26,9 @@ from tramark.vault.commit import commit
 if sys.platform == "win32":
     pytest.skip("the vault locks and syncs as POSIX systems do", allow_module_level=True)
 
-from tramark.vault.lock import PUBLIC
-from tramark.vault.store import SIGNING, Vault
+from tramark.vault.head import PUBLIC
+from tramark.vault.storage import SIGNING
+from tramark.vault.store import Vault
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +47,7 @@ def vault(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vault]:
 def test_a_leaker_is_convicted_without_the_vault(vault: Vault, client: str, batch: int) -> None:
     verdict, bundle = case(vault, client, batch=batch)
     found = verify_bundle(canonical(bundle))
-    assert (found.verdict, found.clients, found.queries) == ("client", (client,), verdict.queries)
+    assert (found.finding, found.clients, found.queries) == ("client", (client,), verdict.queries)
     assert found.e_values == {client: pytest.approx(verdict.e_values[client])}
     assert found.e_values[client] >= found.needed == pytest.approx(11 / 1e-6)
     assert found.matches[client] == found.answered >= verdict.answered
@@ -59,7 +61,7 @@ def test_a_leaker_is_convicted_without_the_vault(vault: Vault, client: str, batc
 
 def test_colluders_are_convicted_each_by_its_own_answers(vault: Vault) -> None:
     verdict, bundle = case(vault, "hospital-1", "hospital-8", exhaustive=True, false_accusation=0.01)
-    assert verdict.verdict == "several"
+    assert verdict.finding == "several"
     found = verify_bundle(bundle)
     assert found.clients == verdict.clients
     assert found.matches == {client: verdict.matches[client] for client in verdict.clients}
@@ -112,7 +114,7 @@ def test_without_an_accused_no_answer_is_opened(vault: Vault) -> None:
     for verdict, kind in ((nobody, "nobody"), (unclear, "inconclusive")):
         bundle = make_bundle(vault, verdict, suspect="model.onnx")
         found = verify_bundle(bundle)
-        assert (found.verdict, found.clients, found.e_values) == (kind, (), {})
+        assert (found.finding, found.clients, found.e_values) == (kind, (), {})
         assert found.answered == verdict.answered
         assert bundle["answers"] == []
         assert any("nobody" in sentence for sentence in found.unproven)
@@ -275,7 +277,7 @@ def test_questions_of_a_later_commitment_are_not_accepted(tmp_path: Path) -> Non
     keyring = ring()
     with vault_of(keyring, tmp_path) as vault:
         _, bundle = case(vault, "hospital-3")
-        key = Ed25519PrivateKey.from_private_bytes(vault._get(SIGNING))
+        key = Ed25519PrivateKey.from_private_bytes(vault._storage.get(SIGNING))
         joined, [first] = keyring.join("eve"), vault.commitments
         fresh, _ = commit(replace(joined, secret=b"made afterwards!" * 2), key, vault=vault.id, time=first.time)
         later = replace(fresh, number=2, previous=first.digest, clients=(10, fresh.clients[1]), signature="")

@@ -9,8 +9,7 @@ a model that one of its clients did leak.
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import count, pairwise
@@ -24,6 +23,7 @@ from sklearn.ensemble import RandomForestClassifier
 from sklearn.naive_bayes import GaussianNB
 from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor, nn
+from traces import one_thread
 
 from tramark import Keyring, TraMark, Verdict, trace
 from tramark.evidence.statistics import NO_ANSWER
@@ -35,7 +35,6 @@ from tramark.lab.simulation.client import LocalTraining, predict
 from tramark.lab.simulation.partition import dirichlet, iid
 from tramark.lab.simulation.simulator import Simulation
 from tramark.suspects.base import Answers, Suspect
-from tramark.tracing.interview import Step
 
 pytestmark = pytest.mark.slow
 
@@ -360,12 +359,12 @@ class Found:
     """Models that somebody did leak, who that was, and what its own federation's keyring says."""
 
     def table(self) -> str:
-        lines = [f"{dict(Counter(verdict.verdict for verdict in self.unmarked.values()))} in all"]
+        lines = [f"{dict(Counter(verdict.finding for verdict in self.unmarked.values()))} in all"]
         lines.append(f"{sum(bool(verdict.clients) for verdict in self.loosely.values())} accused at a bound of {LOOSE}")
         for suspect in dict.fromkeys(name for name, _ in self.unmarked):
             verdicts = [verdict for (name, _), verdict in self.unmarked.items() if name == suspect]
             strongest = max(max(verdict.e_values.values()) for verdict in verdicts)
-            findings = dict(Counter(verdict.verdict for verdict in verdicts))
+            findings = dict(Counter(verdict.finding for verdict in verdicts))
             lines.append(f"{suspect}: {findings}, largest e-value {strongest:.3g}")
         return "\n".join(lines)
 
@@ -373,17 +372,6 @@ class Found:
 @pytest.fixture(scope="module")
 def found() -> Found:
     return ask_everybody()
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Models this small only suffer from more."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 @one_thread()
@@ -405,9 +393,10 @@ def ask_everybody() -> Found:
     unmarked, loosely, to_the_end, leaked = {}, {}, {}, {}
     for number, keyring in enumerate(keyrings):
         for name, make in suspects.items():
-            suspect, steps = make(), list[Step]()
-            unmarked[name, number] = trace(suspect, keyring, batch=keyring.questions, transcript=steps)
-            loosely[name, number] = trace(suspect, keyring, false_accusation=LOOSE, transcript=list(steps))
+            suspect = make()
+            unmarked[name, number] = trace(suspect, keyring, batch=keyring.questions)
+            steps = unmarked[name, number].transcript
+            loosely[name, number] = trace(suspect, keyring, false_accusation=LOOSE, transcript=steps)
             if name in knowing:
                 to_the_end[name, number] = trace(suspect, keyring, exhaustive=True, batch=4, transcript=steps)
         if number < RAN:
@@ -423,9 +412,9 @@ def test_nobody_is_accused_of_what_nobody_leaked(found: Found) -> None:
     for verdicts in (found.unmarked, found.to_the_end):
         accusing = {place: verdict.clients for place, verdict in verdicts.items() if verdict.clients}
         assert not accusing, f"{accusing}\n{found.table()}"
-        assert {verdict.verdict for verdict in verdicts.values()} <= {"nobody", "inconclusive"}, found.table()
+        assert {verdict.finding for verdict in verdicts.values()} <= {"nobody", "inconclusive"}, found.table()
     # Whoever never answers cannot be cleared; nearly all others are.
-    assert sum(verdict.verdict == "nobody" for verdict in found.unmarked.values()) >= 950, found.table()
+    assert sum(verdict.finding == "nobody" for verdict in found.unmarked.values()) >= 950, found.table()
 
 
 def test_those_who_know_the_method_are_asked_to_the_end(found: Found) -> None:

@@ -10,9 +10,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from traces import ring, vault_of
 
 from tramark.errors import Damaged, NoKey, VaultBusy, VaultError, WrongKey
 from tramark.evidence.commitment import (
@@ -23,11 +26,15 @@ from tramark.evidence.commitment import (
     verify_questions,
     verify_signature,
 )
+from tramark.keys.pictures import LabelledImages, Patterns
+from tramark.vault.audit import audit
 from tramark.vault.commit import tensor_digest
-from tramark.vault.lock import HEAD, LOCK, LOG, PUBLIC, SEALED, KeySource, default_key_file, find_key, make_key_file
-from tramark.vault.log import GENESIS, issued, line_hash
-from tramark.vault.seal import _CHUNK
-from tramark.vault.store import SIGNING, Vault, _Head, audit
+from tramark.vault.head import GENESIS, HEAD, LOCK, LOG, PUBLIC, SEALED, Head
+from tramark.vault.lock import KeySource, default_key_file, find_key, make_key_file
+from tramark.vault.log import issued, line_hash
+from tramark.vault.seal import CHUNK
+from tramark.vault.storage import SIGNING
+from tramark.vault.store import Vault
 
 if sys.platform == "win32":
     pytest.skip("the vault locks and syncs as POSIX systems do", allow_module_level=True)
@@ -36,16 +43,12 @@ if sys.platform == "win32":
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small vault with a bit of everything, and its key file beside it."""
-    from tramark.keys.keyring import Keyring
-
-    path = tmp_path_factory.mktemp("model") / "vault"
-    clients = ["alice", "bob"]
-    keyring = Keyring.generate(clients=clients, classes=2, input_shape=(1, 4, 4), questions=2, pool=4)
-    with Vault.create(path, keyring, key_file=make_key_file(default_key_file(path))) as vault:
+    keyring = ring(Patterns((1, 4, 4)), clients=["alice", "bob"], classes=2, questions=2, pool=4)
+    with vault_of(keyring, tmp_path_factory.mktemp("model")) as vault:
         vault.put("marks", b"the marks")
         vault.record([issued(1, "alice", "a" * 64), issued(1, "bob", "b" * 64)], {"checkpoint": b"round one"})
         vault.record([issued(2, "alice", "c" * 64)])
-    return path
+    return vault.path
 
 
 @pytest.fixture
@@ -80,11 +83,11 @@ def test_everything_put_in_comes_out_again(path: Path) -> None:
         assert [e["n"] for e in entries] == [0, 1, 2, 3]
         assert vault.keyring.key("alice").client == "alice"
         assert vault.audit() == []
-        with pytest.raises(KeyError):
+        with pytest.raises(VaultError, match="nothing was put under 'nothing'"):
             vault.get("nothing")
 
 
-@pytest.mark.parametrize("size", [0, 1, _CHUNK - 1, _CHUNK, _CHUNK + 1, 3 * _CHUNK])
+@pytest.mark.parametrize("size", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK])
 def test_blobs_of_any_size(path: Path, size: int) -> None:
     data = random.Random(size).randbytes(size)
     with Vault.open(path) as vault:
@@ -92,20 +95,9 @@ def test_blobs_of_any_size(path: Path, size: int) -> None:
         assert vault.get("blob") == data
 
 
-def test_tensors(path: Path) -> None:
-    import torch
-
-    tensors = {"marks": torch.randn(3, 5), "indices": torch.arange(4)}
-    with Vault.open(path) as vault:
-        vault.put_tensors("region", tensors)
-        found = vault.get_tensors("region")
-    assert found.keys() == tensors.keys()
-    assert all(torch.equal(found[name], tensors[name]) for name in tensors)
-
-
 def test_secrets_are_nowhere_in_clear(path: Path) -> None:
     with Vault.open(path) as vault:
-        secret, signing = vault.keyring.secret, vault._get(SIGNING)
+        secret, signing = vault.keyring.secret, vault._storage.get(SIGNING)
         shown = repr(vault) + repr(KeySource(passphrase="hush"))
     everything = b"".join(file.read_bytes() for file in files(path))
     key = default_key_file(path).read_bytes()
@@ -277,7 +269,7 @@ def test_a_vault_is_opened_and_audited_without_torch(path: Path) -> None:
     script = """
 import sys
 sys.modules["torch"] = None
-from tramark.vault.store import audit
+from tramark.vault.audit import audit
 assert audit(sys.argv[1]) == [], audit(sys.argv[1])
 """
     subprocess.run([sys.executable, "-c", script, str(path)], check=True)
@@ -319,39 +311,26 @@ def test_changes_of_the_keyring_are_logged_and_new_clients_committed(path: Path)
 
 
 def test_another_keyring_is_refused(path: Path) -> None:
-    from dataclasses import replace
-
     with Vault.open(path) as vault:
-        ring = vault.keyring
+        keyring = vault.keyring
         for other in (
-            replace(ring, secret=b"x" * 32),
-            replace(ring, clients=("bob", "alice")),
-            replace(ring, clients=("alice",)),
-            replace(ring, train_variants=5),
-            replace(ring, pool=9),
+            replace(keyring, secret=b"x" * 32),
+            replace(keyring, clients=("bob", "alice")),
+            replace(keyring, clients=("alice",)),
+            replace(keyring, train_variants=5),
+            replace(keyring, pool=9),
         ):
             with pytest.raises(VaultError, match="another keyring"):
                 vault.save_keyring(other)
 
 
 def test_questions_from_images_need_the_images_for_the_keyring_alone(tmp_path: Path) -> None:
-    import torch
-
-    from tramark.keys.keyring import Keyring
-    from tramark.keys.pictures import LabelledImages
-
     images = torch.randint(0, 256, (40, 1, 4, 4), dtype=torch.uint8), torch.arange(40) % 2
-    triggers = LabelledImages(*images, shape=(1, 4, 4), per_question=20)
-    keyring = Keyring.generate(
-        clients=["a", "b"],
-        classes=2,
-        source=triggers,
-        assignment="label",
-        train_variants=3,
-        held_out_variants=4,
+    source = LabelledImages(*images, shape=(1, 4, 4), per_question=20)
+    keyring = ring(
+        source, clients=["a", "b"], classes=2, pool=None, assignment="label", train_variants=3, held_out_variants=4
     )
-    key = make_key_file(tmp_path / "vault.key")
-    Vault.create(tmp_path / "vault", keyring, key_file=key).close()
+    vault_of(keyring, tmp_path).close()
     with Vault.open(tmp_path / "vault") as vault:
         assert vault.audit() == []
         with pytest.raises(ValueError, match="pass them as images"):
@@ -536,13 +515,13 @@ def test_half_written_lines_after_a_decided_commit_are_completed(path: Path) -> 
     with Vault.open(path) as vault:
         before = (path / LOG).read_bytes()
         heads: list[bytes] = []
-        write = vault._write_head
+        write = vault._storage.write_head
 
-        def spy(head: _Head) -> None:
+        def spy(head: Head) -> None:
             write(head)
             heads.append((path / HEAD).read_bytes())
 
-        vault._write_head = spy  # type: ignore[method-assign]
+        vault._storage.write_head = spy  # type: ignore[method-assign]
         vault.record([issued(3, "alice", "d" * 64), issued(3, "bob", "e" * 64)])
     after = (path / LOG).read_bytes()
     for length in [*range(len(before), len(after), 7), len(after)]:

@@ -34,7 +34,7 @@ def verify(
     if as_json:
         typer.echo(json.dumps(findings.to_dict()))
         return
-    accused = ", ".join(findings.clients) or findings.verdict
+    accused = ", ".join(findings.clients) or findings.finding
     lines = [f"verdict: {accused}", f"public key: {findings.fingerprint}", "", "proven:"]
     lines += [f"  - {sentence}" for sentence in findings.proven] + ["", "not proven by this file:"]
     lines += [f"  - {sentence}" for sentence in findings.unproven]

@@ -182,13 +182,16 @@ def trace_suspect(
         ) as progress:
             task = progress.add_task("asking", total=None, completed=len(steps))
 
-            def show(_: "Step") -> None:
+            def show(step: "Step") -> None:
                 progress.advance(task)
+                steps.append(step)
                 if transcript is not None:
                     replace_file(transcript, json.dumps(steps).encode())
 
             unmarked = [adapter_for(reference) for reference in references]
-            verdict = trace(adapter, keyring, progress=show, transcript=steps, references=unmarked, **(options or {}))
+            verdict = trace(
+                adapter, keyring, progress=show, transcript=tuple(steps), references=unmarked, **(options or {})
+            )
         if report is not None:
             described = _described(target)
             bounded = verdict.false_accusation_bound is not None and verdict.transcript
@@ -202,7 +205,7 @@ def trace_suspect(
         # A user with a budget, or who pays by the query, wants to know the number of failed queries too.
         repeated = f" With those repeated, {sent} were sent." if sent > verdict.queries - earlier else ""
         typer.echo(f"{headline}\n{how_sure}\n{verdict.queries} queries.{repeated}")
-    return EXIT[verdict.verdict]
+    return EXIT[verdict.finding]
 
 
 def _described(target: str) -> str:

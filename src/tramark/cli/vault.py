@@ -59,7 +59,7 @@ def create(
 @app.command()
 def show(vault: VaultPath, key_file: KeyFile = None) -> None:
     """Show a vault's clients, its log and its public key, but no secret."""
-    from tramark.evidence.verify import fingerprint
+    from tramark.evidence.findings import fingerprint
 
     with open_vault(vault, key_file, readonly=True) as opened:
         plain = opened.sealed_keyring
@@ -79,7 +79,7 @@ def show(vault: VaultPath, key_file: KeyFile = None) -> None:
 @app.command("audit")
 def check(vault: VaultPath, key_file: KeyFile = None) -> None:
     """Check every file of a vault. Exit code 0: nothing was changed; 1: it prints a line for each problem."""
-    from tramark.vault.store import audit
+    from tramark.vault.audit import audit
 
     place = vault_at(vault)
     key = key_for(place, key_file)

@@ -1,13 +1,12 @@
-"""Commit to a keyring before anybody leaks, and open later only what a case needs.
+"""Commitments to a keyring, made before anybody leaks, and openings that show only what a case needs.
 
-Every answer of every client, and every held-out variant of every question, is hidden in a salted leaf. Leaves
-form a tree per client and a tree per question; the roots of these trees are the leaves of one top tree, whose
-root is signed. An opening shows some leaves with their salts and the hashes on their way up; of the other
-leaves it tells nothing, since each has a secret salt of its own. Clients that join later are committed by a
-further commitment that names the one before, and so are questions that were retouched after they were chosen. Trees
-are those of RFC 6962: leaves and nodes are hashed apart, nothing is ever duplicated, and the number of leaves is part
-of what is signed. Checking needs no secret and no tensor library, only this module; `docs/vault.md` describes it byte
-by byte.
+Every answer of every client, and every held-out variant of every question, is hidden in a salted leaf. Leaves form a
+tree per client and a tree per question. The roots of these trees are the leaves of one top tree, whose root is
+signed. An opening shows some leaves with their salts and the hashes on their way up. It tells nothing about the other
+leaves, since each has a secret salt of its own. Clients that join later get a further commitment that names the one
+before, and so do questions that are retouched after they were chosen. Trees are those of RFC 6962, and the number of
+leaves is part of what is signed. Checking needs no secret and no tensor library; `docs/vault.md` describes all of it
+byte by byte.
 """
 
 import hashlib
@@ -39,14 +38,14 @@ def sha256(*parts: bytes) -> bytes:
 
 
 def array_digest(dtype: str, shape: Sequence[int], data: bytes | memoryview) -> str:
-    """`tensor_digest` of an array given as its type, shape and little-endian bytes in row-major order."""
+    """SHA-256 of an array, given as its type, shape and little-endian bytes in row-major order."""
     digest = hashlib.sha256(f"{dtype} {'x'.join(str(int(length)) for length in shape)}\n".encode())
     digest.update(data)
     return digest.hexdigest()
 
 
 def sign(key: Ed25519PrivateKey, purpose: str, message: bytes) -> str:
-    """A signature for one purpose, which is worth nothing for any other."""
+    """A signature (hex) for one purpose; it does not verify for any other."""
     return key.sign(_signed(purpose, message)).hex()
 
 
@@ -67,10 +66,10 @@ def _signed(purpose: str, message: bytes) -> bytes:
 class Commitment:
     """A signed root: the keys of some clients, and the questions, as they were at a time.
 
-    `clients` and `questions` are (first, count): which clients in the order of joining, and which questions
-    of the pool, are the leaves of the top tree, in this order; without leaves, the root is empty. `chosen` are the
-    questions of the pool that are asked from then on, in their order. With code answers, a later commitment has either
-    no questions or all those chosen, in that order, as they were retouched.
+    The leaves of the top tree are `clients`, then `questions`. Both are (first, count): which clients in the order of
+    joining, and which questions of the pool. Without leaves, the root is empty. `chosen` are the questions of the
+    pool that are asked from then on, in their order. With code answers, a later commitment has either no questions,
+    or all those chosen, in that order, as they were retouched.
     """
 
     vault: str
@@ -115,9 +114,9 @@ class Commitment:
     def from_dict(cls, plain: Mapping[str, Any]) -> Self:
         """What `to_dict` wrote; anything else raises `BadProof`."""
         with _reading("commitment"):
-            values = {name: _natural(plain[name]) for name in ("number", "classes")}
-            spans = {name: (_natural(plain[name][0]), _natural(plain[name][1])) for name in ("clients", "questions")}
-            chosen = tuple(_natural(question) for question in plain["chosen"])
+            values = {name: natural(plain[name]) for name in ("number", "classes")}
+            spans = {name: (natural(plain[name][0]), natural(plain[name][1])) for name in ("clients", "questions")}
+            chosen = tuple(natural(question) for question in plain["chosen"])
             found = cls(**{**plain, **values, **spans, "chosen": chosen})
             if found.to_dict() != plain:
                 raise ValueError
@@ -129,7 +128,6 @@ def verify_chain(commitments: Sequence[Commitment]) -> None:
     if not commitments:
         raise BadProof("there is no commitment")
     first = commitments[0]
-    # What the one before the first would have been, had there been one.
     digest, clients = "", 0
     for number, this in enumerate(commitments, 1):
         verify_signature(first.public_key, "commitment", this.body, this.signature)
@@ -147,74 +145,86 @@ def verify_chain(commitments: Sequence[Commitment]) -> None:
 
 
 def verify_answers(proof: Mapping[str, Any], commitments: Sequence[Commitment]) -> dict[int, int]:
-    """The answers (by question) that an opening shows of `proof["client"]`, or `BadProof`.
+    """The answers (by question) that an opening shows of `proof["client"]`; `BadProof` if it does not hold.
 
-    The chain of commitments is taken as it is: check it once with `verify_chain`.
+    The chain of commitments is not checked here: check it once with `verify_chain`.
     """
     with _reading("opening of answers"):
         commitment, client = _committed(proof, commitments), proof["client"]
-        first, count = _natural(proof["first"]), _natural(proof["count"])
-        shown, roots = {}, set()
+        first, count = natural(proof["first"]), natural(proof["count"])
+        shown, roots, name = {}, set(), sha256(client.encode())
         for item in proof["answers"]:
-            question, answer = _natural(item["question"]), _natural(item["answer"])
-            leaf = _answer_leaf(_hash(item["salt"]), client, question, answer)
+            question, answer = natural(item["question"]), natural(item["answer"])
+            leaf = answer_leaf(_hash(item["salt"]), name, question, answer)
             roots.add(climb(leaf, question - first, count, _bytes(item["path"])))
             shown[question] = answer
         if len(shown) != len(proof["answers"]) or len(roots) != 1:
             raise BadProof("an opening of answers is not of one client's answers, each shown once")
-        index = _natural(proof["index"])
+        index = natural(proof["index"])
         if index >= commitment.clients[1]:
             raise BadProof("an opening of answers does not lead to a client")
-        leaf = _branch_leaf(b"client", sha256(client.encode()), first, count, roots.pop())
+        leaf = client_leaf(name, first, count, roots.pop())
         _check_root(leaf, index, proof["path"], commitment)
         return shown
 
 
 def verify_questions(proof: Mapping[str, Any], commitments: Sequence[Commitment]) -> dict[tuple[int, int], str]:
-    """The `array_digest` of each variant, by (question, variant), that an opening shows, or `BadProof`."""
+    """The `array_digest` of each (question, variant) that an opening shows; `BadProof` if it does not hold."""
     with _reading("opening of questions"):
         commitment = _committed(proof, commitments)
         shown: dict[tuple[int, int], str] = {}
         for part in proof["questions"]:
-            question, first, count = (_natural(part[name]) for name in ("question", "first", "count"))
+            question, first, count = (natural(part[name]) for name in ("question", "first", "count"))
             if question not in commitment.asked:
                 raise BadProof(f"question {question} is not in commitment {commitment.number}")
-            place = commitment.asked.index(question)
+            index = commitment.clients[1] + commitment.asked.index(question)
             roots = set()
             for item in part["variants"]:
-                variant, digest = _natural(item["variant"]), item["sha256"]
-                leaf = _variant_leaf(_hash(item["salt"]), question, variant, digest)
+                variant, digest = natural(item["variant"]), item["sha256"]
+                leaf = variant_leaf(_hash(item["salt"]), question, variant, digest)
                 roots.add(climb(leaf, variant - first, count, _bytes(item["path"])))
                 if (question, variant) in shown:
                     raise BadProof(f"variant {variant} of question {question} is shown twice")
                 shown[question, variant] = digest
             if len(roots) != 1:
                 raise BadProof(f"the variants shown of question {question} are not of one question")
-            leaf = _branch_leaf(b"question", _u32(question), first, count, roots.pop())
-            _check_root(leaf, commitment.clients[1] + place, part["path"], commitment)
+            leaf = question_leaf(question, first, count, roots.pop())
+            _check_root(leaf, index, part["path"], commitment)
         return shown
 
 
-def _salted_leaf(salt: bytes, domain: bytes, content: bytes) -> bytes:
-    # Salts have one length and domains are padded to one, so that no two contents have the same encoding.
-    return leaf_hash(salt + domain.ljust(8, b"\0") + content)
+def answer_leaf(salt: bytes, name: bytes, question: int, answer: int) -> bytes:
+    """The leaf of a client's answer to a question; `name` is the hash of the client's name."""
+    return _salted_leaf(salt, b"answer", name + _u32(question) + _u32(answer))
 
 
-def _answer_leaf(salt: bytes, client: str, question: int, answer: int) -> bytes:
-    return _salted_leaf(salt, b"answer", sha256(client.encode()) + _u32(question) + _u32(answer))
-
-
-def _variant_leaf(salt: bytes, question: int, variant: int, digest: str) -> bytes:
+def variant_leaf(salt: bytes, question: int, variant: int, digest: str) -> bytes:
+    """The leaf of a question's variant, whose input has this `array_digest`."""
     return _salted_leaf(salt, b"variant", _u32(question) + _u32(variant) + _hash(digest))
 
 
+def client_leaf(name: bytes, first: int, count: int, root: bytes) -> bytes:
+    """The leaf, in the top tree, of a client's answers; `name` is the hash of the client's name."""
+    return _branch_leaf(b"client", name, first, count, root)
+
+
+def question_leaf(question: int, first: int, count: int, root: bytes) -> bytes:
+    """The leaf, in the top tree, of a question's variants."""
+    return _branch_leaf(b"question", _u32(question), first, count, root)
+
+
+def _salted_leaf(salt: bytes, domain: bytes, content: bytes) -> bytes:
+    # All salts have one length, and domains are padded to one, so that no two contents have the same encoding.
+    return leaf_hash(salt + domain.ljust(8, b"\0") + content)
+
+
 def _branch_leaf(domain: bytes, name: bytes, first: int, count: int, root: bytes) -> bytes:
-    # The root hides what is below by its salts, so this leaf needs none of its own.
+    # The salts below hide what the root stands for, so this leaf needs no salt of its own.
     return leaf_hash(domain.ljust(8, b"\0") + name + _u32(first) + _u32(count) + root)
 
 
 def _committed(proof: Mapping[str, Any], commitments: Sequence[Commitment]) -> Commitment:
-    number = _natural(proof["commitment"])
+    number = natural(proof["commitment"])
     if not 1 <= number <= len(commitments):
         raise BadProof(f"there is no commitment {number}")
     return commitments[number - 1]
@@ -227,14 +237,15 @@ def _check_root(leaf: bytes, index: int, path: Sequence[str], commitment: Commit
 
 @contextmanager
 def _reading(what: str) -> Iterator[None]:
-    """Whatever is malformed in a stranger's file is a bad proof."""
+    """Turns every error about a malformed file into `BadProof`."""
     try:
         yield
     except (TypeError, KeyError, IndexError, ValueError, AttributeError, OverflowError):
         raise BadProof(f"this is not a well-formed {what}") from None
 
 
-def _natural(value: Any) -> int:
+def natural(value: Any) -> int:
+    """The value, if it is a whole number of 32 bits; a stranger's file may have anything in its place."""
     if type(value) is not int or not 0 <= value < 2**32:
         raise ValueError
     return value
@@ -242,7 +253,7 @@ def _natural(value: Any) -> int:
 
 def _unhex(text: str, length: int) -> bytes:
     value = bytes.fromhex(text)
-    # One value, one text: spaces and capitals would let two files of different bytes say the same.
+    # With spaces and capitals, two different files could say the same.
     if len(value) != length or value.hex() != text:
         raise ValueError
     return value

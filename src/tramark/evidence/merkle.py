@@ -1,4 +1,4 @@
-"""evidence.merkle"""
+"""Merkle trees as in RFC 6962, section 2.1: leaves and nodes are hashed differently, and no leaf is ever duplicated."""
 
 import hashlib
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from tramark.errors import BadProof
 
 
 class MerkleTree:
-    """The tree of RFC 6962 over hashed leaves, with all its levels at hand.
+    """The tree over leaves that are hashed already.
 
     >>> leaves = [leaf_hash(bytes([i])) for i in range(5)]
     >>> tree = MerkleTree(leaves)
@@ -50,7 +50,7 @@ def node_hash(left: bytes, right: bytes) -> bytes:
 
 
 def climb(leaf: bytes, index: int, size: int, path: Sequence[bytes]) -> bytes:
-    """The root of the tree of `size` leaves in which `path` leads up from leaf number `index`."""
+    """The root that `path` leads to from a leaf, the one with number `index` in a tree of `size` leaves."""
     if not 0 <= index < size:
         raise BadProof(f"there is no leaf {index} in a tree of {size}")
     here, last, node = index, size - 1, leaf

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tramark.evidence.statistics import LOOKS, Company, Floats, log_e_values, plurality
+from tramark.evidence.looks import Company
+from tramark.evidence.statistics import LOOKS, Floats, log_e_values, plurality
 from tramark.keys.keyring import Keyring
-from tramark.tracing.verdict import CHUNK, Verdict
+from tramark.tracing.codebook import CHUNK
+from tramark.tracing.verdict import Verdict
 
 # With more clients than this, only the accused have a line of their own; the others are a band.
 LINES = 40

@@ -20,8 +20,9 @@ from torch.nn import functional as F
 
 from tramark import __version__
 from tramark.evidence.commitment import canonical
+from tramark.evidence.findings import Findings, utc
 from tramark.evidence.statistics import NO_ANSWER
-from tramark.evidence.verify import Findings, utc, verify_bundle
+from tramark.evidence.verify import verify_bundle
 from tramark.keys.keyring import Keyring
 from tramark.report.charts import BARS, chance_limit, evidence_chart, histogram, matches_chart
 from tramark.report.growth import LINES, growth
@@ -91,15 +92,15 @@ def report_page(
 ) -> str:
     """The page that `write_report` writes."""
     if findings is not None:
-        if (findings.verdict, findings.clients, findings.queries) != (
-            verdict.verdict,
+        if (findings.finding, findings.clients, findings.queries) != (
+            verdict.finding,
             verdict.clients,
             verdict.queries,
         ):
             raise ValueError("this bundle is of another verdict")
         suspect, notes, time = findings.suspect, findings.notes, findings.time
     headline, lead = verdict_sentence(verdict)
-    kind = "unbounded" if verdict.clients and verdict.false_accusation_bound is None else verdict.verdict
+    kind = "unbounded" if verdict.clients and verdict.false_accusation_bound is None else verdict.finding
     bound, clients = verdict.false_accusation_bound, len(keyring.clients)
     return _TEMPLATES.get_template("report.html.j2").render(
         kind=kind,

@@ -20,7 +20,7 @@ def verdict_sentence(verdict: Verdict) -> tuple[str, str]:
         return f"This model was leaked by {names}.", (
             f"The probability that a procedure like this accuses any innocent client is at most {percent(bound)}."
         )
-    if verdict.verdict == "nobody":
+    if verdict.finding == "nobody":
         seen = (
             "No client’s question is answered as its mark would have it."
             if verdict.power is None

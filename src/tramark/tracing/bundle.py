@@ -1,11 +1,11 @@
-"""tracing.bundle"""
+"""Make an evidence bundle from a verdict and the vault: all that `verify_bundle` needs, and no other secret."""
 
 import base64
 import json
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from tramark.errors import BadProof
+from tramark.errors import BadProof, SettingError
 from tramark.evidence.commitment import canonical
 from tramark.evidence.verify import FORMAT, RULE, verify_bundle
 from tramark.tracing.verdict import Verdict
@@ -21,14 +21,14 @@ def make_bundle(
 
     Parameters
     ----------
-    suspect : how the suspect is described, such as a file's name and digest, or an address; never a token.
+    suspect : a description of the suspect, such as a file's name and digest, or an address; never a token.
     notes : what else an opponent should know: the input conventions, how labels were mapped.
-    time : when, in ISO 8601 with a time zone; now, unless told.
+    time : the time of the trace, in ISO 8601 with a time zone; the present time by default.
     """
     if verdict.false_accusation_bound is None:
-        raise ValueError("this verdict's rule has no bound on false accusations: there is nothing to prove, no bundle")
+        raise SettingError("the rule of this verdict has no bound on false accusations: there is nothing to prove")
     if not verdict.transcript:
-        raise ValueError("nothing was asked: there is no evidence to bundle")
+        raise SettingError("nothing was asked: there is no evidence to bundle")
     keyring = vault.keyring
     asked: dict[int, list[int]] = {}
     for step in verdict.transcript:
@@ -41,7 +41,7 @@ def make_bundle(
         "time": time or datetime.now(UTC).isoformat(timespec="seconds"),
         "suspect": suspect,
         "notes": notes,
-        "verdict": {"verdict": verdict.verdict, "clients": verdict.clients, "queries": verdict.queries},
+        "verdict": {"verdict": verdict.finding, "clients": verdict.clients, "queries": verdict.queries},
         "parameters": {
             "rule": RULE,
             "false_accusation_bound": repr(verdict.false_accusation_bound),
@@ -67,5 +67,5 @@ def make_bundle(
     try:
         verify_bundle(bundle)
     except BadProof as error:
-        raise ValueError(f"this verdict does not follow from this vault: {error}") from None
+        raise SettingError(f"this verdict does not follow from this vault: {error}") from None
     return bundle

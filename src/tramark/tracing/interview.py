@@ -1,21 +1,21 @@
-"""tracing.interview"""
+"""The interview: asks a suspect questions of a keyring, each once, and keeps the transcript."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
 from tramark.errors import BudgetSpent, SettingError, SuspectError
-from tramark.evidence.statistics import Place
+from tramark.evidence.looks import Query
 from tramark.keys.keyring import Keyring
 from tramark.suspects.base import Suspect
 from tramark.suspects.module import ModuleSuspect
 
 
 class Step(NamedTuple):
-    """One query: a question's number in the pool, which of its held-out variants, and the label answered."""
+    """One query and its answer: a question's number in the pool, which of its held-out variants, the label."""
 
     question: int
     variant: int
@@ -23,69 +23,97 @@ class Step(NamedTuple):
 
 
 class Interview:
-    """Asks what a plan wants and has not been asked before, as far as the budget goes."""
+    """The queries to one suspect. What was asked before is not asked again, and the budget is never exceeded.
+
+    Parameters
+    ----------
+    suspect : a module, which is fed what the keyring's source prepares, or anything that answers raw questions.
+    budget : the most queries to spend, those of `transcript` included; None for no limit.
+    batch : how many questions to ask at a time.
+    progress : called with each new step.
+    transcript : the steps of an earlier interview with the same keyring. It is only read.
+    """
 
     def __init__(
         self,
         suspect: nn.Module | Suspect,
         keyring: Keyring,
-        budget: int | None,
-        batch: int,
-        progress: Callable[[Step], None] | None,
-        transcript: list[Step],
+        *,
+        budget: int | None = None,
+        batch: int = 1,
+        progress: Callable[[Step], None] | None = None,
+        transcript: Sequence[Step] = (),
     ) -> None:
         self.suspect = ModuleSuspect(suspect, keyring.source.prepare) if isinstance(suspect, nn.Module) else suspect
         self.keyring = keyring
         self.budget = math.inf if budget is None else budget
         self.batch = batch
         self.progress = progress
-        transcript[:] = [Step(*step) for step in transcript]
-        self.transcript = transcript
-        self.rendered: dict[Place, Tensor] = {}
-        self.known = {(step.question, step.variant): step.answer for step in transcript}
+        self._rendered: dict[Query, Tensor] = {}
+        self._known: dict[Query, int] = {}
+        for question, variant, answer in transcript:
+            self._known.setdefault((question, variant), answer)
         questions = range(len(keyring.clients)) if keyring.assignment == "label" else set(keyring.chosen)
         variants = range(keyring.held_out_variants)
-        if len(self.known) < len(transcript) or not all(q in questions and v in variants for q, v in self.known):
+        if len(self._known) < len(transcript) or not all(q in questions and v in variants for q, v in self._known):
             raise SettingError(
-                "the transcript asks something twice, or what this keyring does not: it must be that of an "
+                "the transcript repeats a query, or has one that this keyring does not have: use the transcript of an "
                 "earlier trace with the same keyring, as it was written"
             )
 
-    def answers(self, plan: Sequence[Place], *, batch: int | None = None) -> Iterator[int]:
-        """The suspect's answers to a plan of (question, variant), one by one, until the budget is spent."""
-        size = batch or self.batch
-        for start in range(0, len(plan), size):
-            part = plan[start : start + size]
-            new = [place for place in part if place not in self.known]
-            self._ask(new[: int(min(len(new), max(0, self.budget - len(self.known))))])
-            for place in part:
-                if place not in self.known:
-                    return
-                yield self.known[place]
+    @property
+    def transcript(self) -> tuple[Step, ...]:
+        """Every query and its answer so far, in the order of asking."""
+        return tuple(Step(*query, answer) for query, answer in self._known.items())
 
-    def _ask(self, places: Sequence[Place]) -> None:
-        if not places:
+    def repeated_with(self, suspect: nn.Module | Suspect) -> Self:
+        """An interview of another suspect with the same keyring, without a budget."""
+        other = type(self)(suspect, self.keyring, batch=self.batch)
+        # The same questions will be asked: none need be rendered twice.
+        other._rendered = self._rendered
+        return other
+
+    def answers(self, plan: Sequence[Query]) -> Iterator[int]:
+        """The suspect's answers to a list of queries, one by one, until the budget is spent."""
+        return self._answers(plan, self.batch)
+
+    def all_answers(self, plan: Sequence[Query]) -> list[int]:
+        """The suspect's answers to a whole list of queries; fewer if the budget is spent. A module is asked at once."""
+        at_once = isinstance(self.suspect, ModuleSuspect)
+        return list(self._answers(plan, max(1, len(plan)) if at_once else self.batch))
+
+    def _answers(self, plan: Sequence[Query], batch: int) -> Iterator[int]:
+        for start in range(0, len(plan), batch):
+            queries = plan[start : start + batch]
+            new = [query for query in queries if query not in self._known]
+            self._ask(new[: int(min(len(new), max(0, self.budget - len(self._known))))])
+            for query in queries:
+                if query not in self._known:
+                    return
+                yield self._known[query]
+
+    def _ask(self, queries: Sequence[Query]) -> None:
+        if not queries:
             return
-        self.rendered |= {place: self.keyring.asked(*place) for place in places if place not in self.rendered}
+        self._rendered |= {query: self.keyring.asked(*query) for query in queries if query not in self._rendered}
         try:
-            labels = self.suspect.ask(torch.stack([self.rendered[place] for place in places])).labels
+            labels = self.suspect.ask(torch.stack([self._rendered[query] for query in queries])).labels
         except SuspectError as error:
             if error.answers is not None:
-                self._note(places, error.answers.labels.tolist())
+                self._note(queries, error.answers.labels.tolist())
             if isinstance(error, BudgetSpent):
                 return
             raise
-        if labels.shape != (len(places),) or labels.is_floating_point():
+        if labels.shape != (len(queries),) or labels.is_floating_point():
             raise SuspectError(
-                f"{len(places)} questions were answered with {labels.dtype} of shape {tuple(labels.shape)}: "
+                f"{len(queries)} questions were answered with {labels.dtype} of shape {tuple(labels.shape)}: "
                 f"one integer label for each is wanted"
             )
-        self._note(places, labels.tolist())
+        self._note(queries, labels.tolist())
 
-    def _note(self, places: Sequence[Place], labels: Sequence[int]) -> None:
-        for place, label in zip(places, labels, strict=False):
-            step = Step(*place, label)
-            self.known[place] = label
-            self.transcript.append(step)
+    def _note(self, queries: Sequence[Query], labels: Sequence[int]) -> None:
+        # A suspect that fails may have answered only the first few.
+        for query, label in zip(queries, labels, strict=False):
+            self._known[query] = label
             if self.progress is not None:
-                self.progress(step)
+                self.progress(Step(*query, label))

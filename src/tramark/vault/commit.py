@@ -1,31 +1,58 @@
-"""vault.commit"""
+"""Commit to a keyring, and open parts of it: what needs the secret. `tramark.evidence.commitment` checks the results.
 
+Salts come from the keyring's secret, so a commitment can be opened at any time from the keyring and the leaves of its
+top tree, which the vault keeps.
+"""
+
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from tramark.errors import SettingError
 from tramark.evidence.commitment import (
     Commitment,
-    _branch_leaf,
-    _salted_leaf,
-    _u32,
-    _variant_leaf,
+    answer_leaf,
     array_digest,
     canonical,
+    client_leaf,
+    question_leaf,
     sha256,
     sign,
+    variant_leaf,
 )
 from tramark.evidence.merkle import MerkleTree
+from tramark.vault.files import pretty
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from tramark.keys.keyring import Keyring
 
+Chain = list[tuple[Commitment, list[bytes]]]
+"""A vault's commitments, each with the leaves of its top tree, which stay sealed."""
 
 SALT = 32
+
+
+def chain_text(chain: Chain) -> bytes:
+    """The content of the sealed file of commitments."""
+    return canonical([{"commitment": c.to_dict(), "leaves": _hex(leaves)} for c, leaves in chain])
+
+
+def read_chain(text: bytes) -> Chain:
+    """The chain that `chain_text` wrote."""
+    return [
+        (Commitment.from_dict(item["commitment"]), [bytes.fromhex(leaf) for leaf in item["leaves"]])
+        for item in json.loads(text)
+    ]
+
+
+def public_text(chain: Chain) -> bytes:
+    """The content of `commitment.json`: the commitments without their leaves."""
+    return pretty({"commitments": [commitment.to_dict() for commitment, _ in chain]})
 
 
 def tensor_digest(tensor: "Tensor") -> str:
@@ -45,8 +72,8 @@ def tensor_digest(tensor: "Tensor") -> str:
 def state_digest(state: Mapping[str, "Tensor"], *, known: Mapping[str, str] | None = None) -> str:
     """SHA-256 of a model's state: what the log records of an issued model.
 
-    It is the hash of the names and digests of the tensors, so that tensors which all clients share need be
-    hashed once: pass their digests as `known`.
+    It is the hash of the names and digests of the tensors. Tensors that all clients share are hashed once if their
+    digests are passed as `known`.
     """
     known = known or {}
     return sha256(canonical({name: known.get(name) or tensor_digest(state[name]) for name in state})).hex()
@@ -61,10 +88,10 @@ def commit(
     after: Commitment | None = None,
     retouched: bool = False,
 ) -> tuple[Commitment, list[bytes]]:
-    """Commit to a keyring, or to the clients that joined, and the questions chosen, since the commitment `after`.
+    """A signed commitment to a keyring, and the leaves of its top tree, from which it is opened.
 
-    `retouched` says that the chosen questions were, since then. Returns the signed commitment and the leaves of its top
-    tree, which openings start from.
+    After an earlier commitment, `after`, it covers the clients that joined since, and the questions that were chosen.
+    With `retouched`, the chosen questions were also retouched since, and are committed to again.
     """
     first = sum(after.clients) if after else 0
     clients = keyring.clients[first:]
@@ -74,8 +101,8 @@ def commit(
         questions: Sequence[int] = range(first, len(keyring.clients))
     else:
         questions = range(keyring.pool) if after is None else keyring.chosen if retouched else ()
-    leaves = [_client_leaf(client, _answers(keyring, client)) for client in clients]
-    leaves += [_question_leaf(question, _variants(keyring, question)) for question in questions]
+    leaves = [answers_of(keyring, client).top_leaf for client in clients]
+    leaves += [variants_of(keyring, question).top_leaf for question in questions]
     unsigned = Commitment(
         vault=vault,
         number=after.number + 1 if after else 1,
@@ -98,8 +125,8 @@ def prove_answers(
     """Open a client's answers to `questions`, and nothing else, as plain values for `verify_answers`."""
     index = keyring.clients.index(client) - commitment.clients[0]
     if not 0 <= index < commitment.clients[1]:
-        raise ValueError(f"client {client!r} is not in commitment {commitment.number}")
-    branch = _answers(keyring, client)
+        raise SettingError(f"client {client!r} is not in commitment {commitment.number}")
+    branch = answers_of(keyring, client)
     return {
         "commitment": commitment.number,
         "client": client,
@@ -122,8 +149,8 @@ def prove_questions(
     opened = []
     for question, variants in wanted.items():
         if question not in asked:
-            raise ValueError(f"question {question} is not in commitment {commitment.number}")
-        branch = _variants(keyring, question)
+            raise SettingError(f"question {question} is not in commitment {commitment.number}")
+        branch = variants_of(keyring, question)
         opened.append(
             {
                 "question": question,
@@ -139,22 +166,28 @@ def prove_questions(
 
 
 @dataclass(frozen=True)
-class _Branch:
-    """One client's answers, or one question's variants, numbered from `first`: a tree of salted leaves."""
+class Branch:
+    """One client's answers, or one question's variants, numbered from `first`: a tree of salted leaves.
+
+    `top_leaf` is the leaf of the top tree that stands for the branch.
+    """
 
     first: int
     values: Sequence[Any]
     salts: Sequence[bytes]
     tree: MerkleTree
+    top_leaf: bytes
 
     def open(self, number: int) -> dict[str, Any]:
+        """The salt and the path of one leaf."""
         index = number - self.first
         if not 0 <= index < len(self.values):
-            raise ValueError(f"{number} is not among the {len(self.values)} committed from {self.first} on")
+            raise SettingError(f"{number} is not among the {len(self.values)} committed from {self.first} on")
         return {"salt": self.salts[index].hex(), "path": _hex(self.tree.path(index))}
 
 
-def _answers(keyring: "Keyring", client: str) -> _Branch:
+def answers_of(keyring: "Keyring", client: str) -> Branch:
+    """A client's answers: to all questions of the pool, or, with label answers, to its own."""
     if keyring.assignment == "label":
         key = keyring.key(client)
         first, values = key.questions[0], list(key.answers)
@@ -164,37 +197,32 @@ def _answers(keyring: "Keyring", client: str) -> _Branch:
     salts = _salts(keyring, "answers", client, count=len(values))
     name = sha256(client.encode())
     leaves = [
-        _salted_leaf(salt, b"answer", name + _u32(first + i) + _u32(answer))
-        for i, (salt, answer) in enumerate(zip(salts, values, strict=True))
+        answer_leaf(salt, name, question, answer)
+        for question, (salt, answer) in enumerate(zip(salts, values, strict=True), first)
     ]
-    return _Branch(first, values, salts, MerkleTree(leaves))
+    tree = MerkleTree(leaves)
+    return Branch(first, values, salts, tree, client_leaf(name, first, len(values), tree.root))
 
 
-def _variants(keyring: "Keyring", question: int) -> _Branch:
-    raw = keyring.raw([question], "held-out")[0]
-    digests = [tensor_digest(variant) for variant in raw]
+def variants_of(keyring: "Keyring", question: int) -> Branch:
+    """The digests of a question's held-out variants."""
+    digests = [tensor_digest(variant) for variant in keyring.raw([question], "held-out")[0]]
     salts = _salts(keyring, "variants", question, count=len(digests))
     first = keyring.variants("held-out").start
     leaves = [
-        _variant_leaf(salt, question, first + i, digest)
-        for i, (salt, digest) in enumerate(zip(salts, digests, strict=True))
+        variant_leaf(salt, question, variant, digest)
+        for variant, (salt, digest) in enumerate(zip(salts, digests, strict=True), first)
     ]
-    return _Branch(first, digests, salts, MerkleTree(leaves))
+    tree = MerkleTree(leaves)
+    return Branch(first, digests, salts, tree, question_leaf(question, first, len(digests), tree.root))
 
 
 def _salts(keyring: "Keyring", *context: str | int, count: int) -> list[bytes]:
+    # Imported here because it loads torch, which opening and auditing a vault do not need.
     from tramark.keys import streams
 
     stream = streams.stream(keyring.secret, "commitment", *context, length=SALT * count)
     return [stream[i : i + SALT] for i in range(0, len(stream), SALT)]
-
-
-def _client_leaf(client: str, branch: _Branch) -> bytes:
-    return _branch_leaf(b"client", sha256(client.encode()), branch.first, len(branch.values), branch.tree.root)
-
-
-def _question_leaf(question: int, branch: _Branch) -> bytes:
-    return _branch_leaf(b"question", _u32(question), branch.first, len(branch.values), branch.tree.root)
 
 
 def _hex(path: Iterable[bytes]) -> list[str]:

@@ -1,10 +1,16 @@
-"""vault.lock"""
+"""How a vault is locked: where its key comes from, the header that holds the wrapped data key, and the writer's lock.
+
+The data key, under which everything is sealed, is random. The header (`vault.json`) holds it encrypted under a key
+that comes from a passphrase (scrypt) or a key file (HKDF). One process at a time may write to a vault: the one that
+holds `flock` on the file `lock`.
+"""
 
 import json
 import os
 import secrets
 import stat
 import unicodedata
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,24 +22,20 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
-from tramark.errors import Damaged, NoKey, VaultError, WrongKey
+from tramark.errors import Damaged, NoKey, UnsupportedSystem, VaultBusy, VaultError, WrongKey
 from tramark.evidence.commitment import canonical, sha256
-from tramark.vault.files import pretty, sync_directory, write_synced
-from tramark.vault.seal import _SALT
+from tramark.vault.files import pretty, sync_directory, write_new
+from tramark.vault.head import HEAD, HEADER, LOCK
+from tramark.vault.seal import SALT
 
-HEADER, HEAD, LOG, PUBLIC, LOCK, SEALED = (
-    "vault.json",
-    "head.sealed",
-    "log.jsonl",
-    "commitment.json",
-    "lock",
-    "sealed",
-)
-
+try:
+    import fcntl
+except ImportError:
+    raise UnsupportedSystem(
+        "a vault needs Linux, macOS or another POSIX system: here is no fcntl, with which its writer locks it"
+    ) from None
 
 _FORMAT = "tramark vault 1"
-
-
 _SCRYPT = {"n": 2**17, "r": 8, "p": 1}
 
 
@@ -46,7 +48,7 @@ class KeySource:
 
 
 def default_key_file(path: str | Path) -> Path:
-    """Where the key file of a vault is looked for: beside it.
+    """The key file that is looked for if none is given: the one beside the vault.
 
     >>> default_key_file("run/vault").as_posix()
     'run/vault.key'
@@ -56,10 +58,10 @@ def default_key_file(path: str | Path) -> Path:
 
 
 def make_key_file(path: str | Path) -> Path:
-    """Make a new key file: 32 random bytes that only their owner can read. No file is ever replaced."""
+    """Make a new key file (32 random bytes, readable by their owner alone) and return its path. It replaces no file."""
     path = Path(path)
     try:
-        write_synced(path, [secrets.token_bytes(32)], flags=os.O_EXCL)
+        write_new(path, [secrets.token_bytes(32)])
     except FileExistsError:
         raise VaultError(f"{path} exists already: a key file is never overwritten") from None
     sync_directory(path.parent)
@@ -73,10 +75,10 @@ def find_key(
     key_file: str | Path | None = None,
     prompt: Callable[[], str] | None = None,
 ) -> KeySource:
-    """Where to take the key of the vault at `path` from.
+    """The source of the key of the vault at `path`.
 
-    What is given comes first, then `TRAMARK_PASSPHRASE`, then the key file beside the vault, then `prompt`.
-    For a vault that exists, only the kind that it is locked with is looked for.
+    A source that is given comes first, then `TRAMARK_PASSPHRASE`, then the key file beside the vault, then `prompt`.
+    If the vault exists, only the kind of source that it is locked with counts.
     """
     if passphrase is not None and key_file is not None:
         raise VaultError("a vault has a passphrase or a key file, not both")
@@ -99,18 +101,19 @@ def find_key(
 
 
 def wrap(key: bytes, vault_id: str, source: KeySource) -> bytes:
-    """The header: how the vault is locked, and its data key locked that way."""
-    salt = secrets.token_bytes(_SALT).hex()
+    """The header of a vault: how it is locked, and its data key `key` locked that way."""
+    salt = secrets.token_bytes(SALT).hex()
     lock: dict[str, Any] = {"kind": "key file", "salt": salt}
     if source.key_file is None:
         lock = {"kind": "passphrase", "salt": salt, **_SCRYPT}
     header: dict[str, Any] = {"format": _FORMAT, "id": vault_id, "lock": lock}
     nonce = secrets.token_bytes(12)
     wrapped = nonce + AESGCM(_locking_key(lock, source)).encrypt(nonce, key, canonical(header))
-    return header_text(header | {"wrapped": wrapped.hex()})
+    return _header_text(header | {"wrapped": wrapped.hex()})
 
 
 def unwrap(header: Mapping[str, Any], source: KeySource) -> bytes:
+    """The data key that a header holds, or `WrongKey`."""
     kind = header["lock"]["kind"]
     if (kind == "key file") != (source.key_file is not None):
         raise WrongKey(f"this vault is locked with a {kind}")
@@ -119,9 +122,8 @@ def unwrap(header: Mapping[str, Any], source: KeySource) -> bytes:
     try:
         return AESGCM(_locking_key(header["lock"], source)).decrypt(wrapped[:12], wrapped[12:], bound)
     except InvalidTag:
-        raise WrongKey(
-            "wrong passphrase" if kind == "passphrase" else f"{source.key_file} is not this vault's key"
-        ) from None
+        wrong = "wrong passphrase" if kind == "passphrase" else f"{source.key_file} is not this vault's key"
+        raise WrongKey(wrong) from None
 
 
 def _locking_key(lock: Mapping[str, Any], source: KeySource) -> bytes:
@@ -149,13 +151,14 @@ def _read_key_file(path: Path) -> bytes:
     return key
 
 
-def header_text(header: Mapping[str, Any]) -> bytes:
+def _header_text(header: Mapping[str, Any]) -> bytes:
     # The checksum is no protection: it tells a damaged file from a wrong passphrase.
     check = sha256(canonical(header)).hex()
     return pretty({**header, "check": check})
 
 
 def read_header(path: Path) -> dict[str, Any]:
+    """The header of the vault at `path`, checked as far as it can be without the key."""
     try:
         text = (path / HEADER).read_bytes()
     except OSError:
@@ -166,9 +169,9 @@ def read_header(path: Path) -> dict[str, Any]:
         header = json.loads(text)
         check = header.pop("check")
         lock = header["lock"]
-        intact = header_text(header) == text and check == sha256(canonical(header)).hex()
+        intact = _header_text(header) == text and check == sha256(canonical(header)).hex()
         known = header["format"] == _FORMAT and lock["kind"] in ("passphrase", "key file")
-        # Limits, lest a forged header make scrypt take all memory.
+        # A forged header must not make scrypt take all memory.
         if lock["kind"] == "passphrase":
             known = known and 2 <= lock["n"] <= 2**20 and 1 <= lock["r"] <= 32 and 1 <= lock["p"] <= 16
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -178,3 +181,45 @@ def read_header(path: Path) -> dict[str, Any]:
     if not known:
         raise VaultError(f"{path} is a vault of a kind that this version does not know")
     return header  # type: ignore[no-any-return]
+
+
+class WriterLock:
+    """The right to write to the vault at `path`. The operating system takes it back however the process ends."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise VaultError(f"the vault {path} cannot be written: {error.strerror}") from None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise VaultBusy(
+                f"another process is writing to the vault {path}: wait for it, or open it read-only"
+            ) from None
+        self._descriptor: int | None = descriptor
+        _HELD.add(self)
+
+    @property
+    def held(self) -> bool:
+        """Whether this process may still write."""
+        return self._descriptor is not None
+
+    def release(self) -> None:
+        """Let others write."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+_HELD: "weakref.WeakSet[WriterLock]" = weakref.WeakSet()
+
+
+def _release_all() -> None:
+    # A forked child must not write, nor keep the lock when its parent ends.
+    for lock in _HELD:
+        lock.release()
+
+
+os.register_at_fork(after_in_child=_release_all)

@@ -1,15 +1,20 @@
-"""vault.log"""
+"""The log: what was issued to whom, one entry a line, each line with the hash of the line before.
+
+Anybody can read it and follow the chain. The head says how long it is and which hash it ends with, so a forger who
+chains all entries anew is noticed.
+"""
 
 import hashlib
 import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
+from tramark.errors import Damaged, SettingError
 from tramark.evidence.commitment import canonical
+from tramark.vault.head import GENESIS, LOG, Head
 
 Entry = dict[str, Any]
-
-
-GENESIS = "0" * 64
 
 
 def issued(round: int, client: str, model: str) -> Entry:
@@ -17,14 +22,19 @@ def issued(round: int, client: str, model: str) -> Entry:
     return {"event": "issued", "round": round, "client": client, "model": model}
 
 
-def line_of(entry: Entry, number: int, time: str, previous: str) -> bytes:
-    if not isinstance(entry.get("event"), str) or entry.keys() & {"n", "time", "previous"}:
-        raise ValueError("a log entry has an event, and leaves n, time and previous to the vault")
-    return canonical({**entry, "n": number, "time": time, "previous": previous}) + b"\n"
+def chained(entries: Iterable[Entry], head: Head, time: str) -> list[bytes]:
+    """The lines of new entries, numbered and chained to what the log has."""
+    lines, previous = [], head.hash
+    for number, entry in enumerate(entries, head.entries):
+        if not isinstance(entry.get("event"), str) or entry.keys() & {"n", "time", "previous"}:
+            raise SettingError("a log entry has an event, and leaves n, time and previous to the vault")
+        lines.append(canonical({**entry, "n": number, "time": time, "previous": previous}) + b"\n")
+        previous = line_hash(lines[-1])
+    return lines
 
 
 def entry_of(line: bytes) -> Entry | None:
-    """The entry of a line, if the line is exactly what the vault would have written for it."""
+    """The entry of a line; None unless the line is exactly what the vault would have written for it."""
     try:
         entry = json.loads(line)
         exact = canonical(entry) + b"\n" == line
@@ -35,4 +45,34 @@ def entry_of(line: bytes) -> Entry | None:
 
 
 def line_hash(line: bytes) -> str:
+    """The hash by which the next line names this one."""
     return hashlib.sha256(line.rstrip(b"\n")).hexdigest()
+
+
+def read_lines(path: Path, head: Head, *, everything: bool = False) -> Iterator[bytes]:
+    """The lines that the head acknowledges, with `everything` those behind them too; then the pending lines."""
+    left = head.written
+    try:
+        with (path / LOG).open("rb") as log:
+            for line in log:
+                if left <= 0 and not everything:
+                    break
+                yield line
+                left -= len(line)
+    except FileNotFoundError:
+        raise Damaged(f"{LOG} is missing") from None
+    if head.pending:
+        yield from head.pending.lines.encode().splitlines(keepends=True)
+
+
+def read_entries(path: Path, head: Head) -> Iterator[Entry]:
+    """All entries, oldest first. A log that is not what was written raises `Damaged`."""
+    previous = GENESIS
+    for number, line in enumerate(read_lines(path, head)):
+        entry = entry_of(line)
+        if entry is None or (entry["n"], entry["previous"]) != (number, previous):
+            raise Damaged(f"{LOG}: entry {number} is not what was written: audit the vault")
+        previous = line_hash(line)
+        yield entry
+    if previous != head.hash:
+        raise Damaged(f"{LOG}: the last entry is not the last one written: audit the vault")

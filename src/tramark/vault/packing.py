@@ -1,4 +1,4 @@
-"""A server's state as bytes: safetensors, with the few plain values as JSON in a tensor of their own."""
+"""A server's state as bytes: safetensors, with the plain values as JSON in a tensor of their own."""
 
 import json
 from collections.abc import Mapping
@@ -14,9 +14,9 @@ _PLAIN = "plain"
 def pack(state: Mapping[str, Any]) -> bytes:
     """The bytes of a dict whose values are plain or dicts of tensors.
 
-    >>> state = {"round": 3, "fleet": {"base": torch.zeros(2)}}
+    >>> state = {"round": 3, "pictures": {}, "fleet": {"base": torch.zeros(2)}}
     >>> unpack(pack(state))
-    {'round': 3, 'fleet': {'base': tensor([0., 0.])}}
+    {'round': 3, 'pictures': {}, 'fleet': {'base': tensor([0., 0.])}}
     """
     plain = {name: value for name, value in state.items() if not _holds_tensors(value)}
     tensors = {
@@ -29,7 +29,7 @@ def pack(state: Mapping[str, Any]) -> bytes:
 
 
 def unpack(data: bytes) -> dict[str, Any]:
-    """What `pack` was given."""
+    """The state that `pack` was given. States that early versions packed lack their empty dicts."""
     tensors = load(data)
     state: dict[str, Any] = json.loads(bytes(tensors.pop(_PLAIN).tolist()))
     for name, tensor in tensors.items():
@@ -39,4 +39,4 @@ def unpack(data: bytes) -> dict[str, Any]:
 
 
 def _holds_tensors(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(item, Tensor) for item in value.values())
+    return isinstance(value, dict) and bool(value) and all(isinstance(item, Tensor) for item in value.values())

@@ -1,4 +1,9 @@
-"""vault.seal"""
+"""Sealed files: encrypted, and bound to their vault and their name.
+
+A file has its own key, made from the vault's data key, a salt, the vault's id and the file's path (the label). Its
+content is encrypted with AES-256-GCM in chunks of one MiB. The nonce of a chunk is its number and whether it is the
+last one, so no chunk can be moved or cut off. `docs/vault.md` has the bytes.
+"""
 
 import secrets
 from collections.abc import Iterator
@@ -11,34 +16,34 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from tramark.errors import Damaged
 
+SALT, CHUNK = 32, 1 << 20
+
 _MAGIC = b"tramark sealed 1"
-
-
-_SALT, _CHUNK, _TAG = 32, 1 << 20, 16
+_TAG = 16
 
 
 def seal(key: bytes, vault_id: str, label: str, data: bytes) -> Iterator[bytes]:
-    """The bytes of a sealed file: chunks, numbered, the last one marked, so that none is moved or cut off."""
-    salt = secrets.token_bytes(_SALT)
+    """The bytes of the sealed file `label`, part by part."""
+    salt = secrets.token_bytes(SALT)
     yield _MAGIC + salt
     cipher = AESGCM(_file_key(key, vault_id, label, salt))
     view = memoryview(data)
-    count = max(1, -(-len(view) // _CHUNK))
+    count = max(1, -(-len(view) // CHUNK))
     for number in range(count):
-        chunk = view[number * _CHUNK : (number + 1) * _CHUNK]
+        chunk = view[number * CHUNK : (number + 1) * CHUNK]
         yield cipher.encrypt(_nonce(number, last=number == count - 1), chunk, None)
 
 
 def unseal(key: bytes, vault_id: str, root: Path, label: str) -> Iterator[bytes]:
-    """The content of a sealed file, chunk by chunk, each of them authentic."""
+    """The content of the sealed file `label` under `root`, chunk by chunk, each of them authentic."""
     try:
         with (root / label).open("rb") as file:
             if file.read(len(_MAGIC)) != _MAGIC:
                 raise InvalidTag
-            cipher = AESGCM(_file_key(key, vault_id, label, file.read(_SALT)))
-            number, chunk = 0, file.read(_CHUNK + _TAG)
+            cipher = AESGCM(_file_key(key, vault_id, label, file.read(SALT)))
+            number, chunk = 0, file.read(CHUNK + _TAG)
             while True:
-                following = file.read(_CHUNK + _TAG)
+                following = file.read(CHUNK + _TAG)
                 yield cipher.decrypt(_nonce(number, last=not following), chunk, None)
                 if not following:
                     return
@@ -50,7 +55,7 @@ def unseal(key: bytes, vault_id: str, root: Path, label: str) -> Iterator[bytes]
 
 
 def _file_key(key: bytes, vault_id: str, label: str, salt: bytes) -> bytes:
-    # A key per file: its nonces can simply count, and the name and the vault are bound to the content.
+    # With one key per file, nonces can simply count.
     return HKDF(SHA256(), 32, salt, b"tramark sealed\0" + vault_id.encode() + b"\0" + label.encode()).derive(key)
 
 

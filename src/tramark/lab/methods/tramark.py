@@ -52,7 +52,7 @@ class Traced(TraMark):
             scores={client: count / max(verdict.answered, 1) for client, count in verdict.matches.items()},
             queries=verdict.queries,
             owned=bool(verdict.clients),
-            conclusive=verdict.verdict != "inconclusive",
+            conclusive=verdict.finding != "inconclusive",
         )
 
     def confidence(self, suspect: nn.Module | Suspect, client: str) -> float:
