@@ -243,7 +243,7 @@ def test_nothing_is_sent_that_the_vault_does_not_have(vault: Vault, monkeypatch:
         raise OSError("no space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(vault, "_commit", full)
+        patch.setattr(vault.storage, "commit", full)
         with pytest.raises(OSError, match="no space"):
             federation.collect(incoming)
         with pytest.raises(OSError, match="no space"):

@@ -200,7 +200,7 @@ if sys.platform != "win32":
             assert any("without a look at them" in sentence for sentence in found.unproven)
             assert bundle["questions"]["commitment"] == 2
             # Questions as they were drawn were committed to, too, but are no longer what is to be asked.
-            first, leaves = vault._storage.chain()[0]
+            first, leaves = vault.storage.chain()[0]
             asked = {part["question"]: [2] for part in bundle["questions"]["questions"]}
             with pytest.raises(BadProof):
                 verify_bundle(resigned(bundle, vault, questions=prove_questions(keyring, asked, first, leaves)))

@@ -95,7 +95,7 @@ def hidden(vault: Vault, verdict: Verdict) -> list[bytes]:
         if (q, v) not in asked
     ]
     inputs += [row.tobytes() for row in keyring.raw(range(keyring.pool), "train").numpy().reshape(-1, *raw.shape[2:])]
-    signing = vault._storage.get(SIGNING)
+    signing = vault.storage.get(SIGNING)
     texts = [keyring.secret.hex().encode(), keyring.secret, signing.hex().encode(), signing]
     questions = list(dict.fromkeys(step.question for step in verdict.transcript))
     for client, row in zip(keyring.clients, keyring.codebook(questions).tolist(), strict=True):

@@ -277,7 +277,7 @@ def test_questions_of_a_later_commitment_are_not_accepted(tmp_path: Path) -> Non
     keyring = ring()
     with vault_of(keyring, tmp_path) as vault:
         _, bundle = case(vault, "hospital-3")
-        key = Ed25519PrivateKey.from_private_bytes(vault._storage.get(SIGNING))
+        key = Ed25519PrivateKey.from_private_bytes(vault.storage.get(SIGNING))
         joined, [first] = keyring.join("eve"), vault.commitments
         fresh, _ = commit(replace(joined, secret=b"made afterwards!" * 2), key, vault=vault.id, time=first.time)
         later = replace(fresh, number=2, previous=first.digest, clients=(10, fresh.clients[1]), signature="")

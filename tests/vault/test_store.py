@@ -97,7 +97,7 @@ def test_blobs_of_any_size(path: Path, size: int) -> None:
 
 def test_secrets_are_nowhere_in_clear(path: Path) -> None:
     with Vault.open(path) as vault:
-        secret, signing = vault.keyring.secret, vault._storage.get(SIGNING)
+        secret, signing = vault.keyring.secret, vault.storage.get(SIGNING)
         shown = repr(vault) + repr(KeySource(passphrase="hush"))
     everything = b"".join(file.read_bytes() for file in files(path))
     key = default_key_file(path).read_bytes()
@@ -515,13 +515,13 @@ def test_half_written_lines_after_a_decided_commit_are_completed(path: Path) -> 
     with Vault.open(path) as vault:
         before = (path / LOG).read_bytes()
         heads: list[bytes] = []
-        write = vault._storage.write_head
+        write = vault.storage.write_head
 
         def spy(head: Head) -> None:
             write(head)
             heads.append((path / HEAD).read_bytes())
 
-        vault._storage.write_head = spy  # type: ignore[method-assign]
+        vault.storage.write_head = spy  # type: ignore[method-assign]
         vault.record([issued(3, "alice", "d" * 64), issued(3, "bob", "e" * 64)])
     after = (path / LOG).read_bytes()
     for length in [*range(len(before), len(after), 7), len(after)]:

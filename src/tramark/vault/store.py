@@ -55,21 +55,21 @@ class Vault:
     """
 
     def __init__(self, storage: Storage, images: "tuple[Tensor, Tensor] | None" = None) -> None:
-        self._storage, self._images = storage, images
+        self.storage, self._images = storage, images
         self._keyring: tuple[str, Keyring] | None = None
 
     def __repr__(self) -> str:
-        return f"<Vault {self.path} ({self._storage.state})>"
+        return f"<Vault {self.path} ({self.storage.state})>"
 
     @property
     def path(self) -> Path:
         """The vault's directory."""
-        return self._storage.path
+        return self.storage.path
 
     @property
     def id(self) -> str:
         """The vault's id, which its commitments name."""
-        return self._storage.id
+        return self.storage.id
 
     @classmethod
     def create(
@@ -135,7 +135,7 @@ class Vault:
     def close(self) -> None:
         """Forget the key and let others write."""
         self._keyring = None
-        self._storage.close()
+        self.storage.close()
 
     def __enter__(self) -> Self:
         return self
@@ -150,7 +150,7 @@ class Vault:
         """The keyring as last saved."""
         from tramark.keys.keyring import Keyring
 
-        version = self._storage.head().sealed[KEYRING]
+        version = self.storage.head().sealed[KEYRING]
         if self._keyring is None or self._keyring[0] != version:
             self._keyring = version, Keyring.from_dict(self.sealed_keyring, images=self._images)
         return self._keyring[1]
@@ -158,7 +158,7 @@ class Vault:
     @property
     def sealed_keyring(self) -> dict[str, Any]:
         """The keyring as plain values, for when its questions' images must be found first. Secret."""
-        return json.loads(self._storage.get(KEYRING))  # type: ignore[no-any-return]
+        return json.loads(self.storage.get(KEYRING))  # type: ignore[no-any-return]
 
     def save_keyring(self, keyring: "Keyring", blobs: Mapping[str, bytes] | None = None) -> None:
         """Keep a keyring in which clients joined or left, or questions of the pool were chosen or retouched.
@@ -167,20 +167,20 @@ class Vault:
         with it, all or nothing.
         """
         blobs = dict(blobs or {})
-        with self._storage.mutex:
+        with self.storage.mutex:
             old, new = self.sealed_keyring, json.loads(canonical(keyring.to_dict()))
             committed, noted, retouched = changes(old, new)
             if committed or noted:
                 blobs[KEYRING] = canonical(new)
             if committed:
-                chain = self._storage.chain()
+                chain = self.storage.chain()
                 added = commit.commit(
                     keyring, self._signing_key(), vault=self.id, time=now(), after=chain[-1][0], retouched=retouched
                 )
                 blobs[COMMITMENTS] = commit.chain_text([*chain, added])
                 committed = [event | {"commitment": added[0].digest} for event in committed]
             if blobs:
-                self._storage.commit([*committed, *noted], blobs, publish=bool(committed))
+                self.storage.commit([*committed, *noted], blobs, publish=bool(committed))
 
     def save(self, keyring: "Keyring", state: Mapping[str, Any]) -> None:
         """Keep a server's keyring and its `state_dict()`, all or nothing, to go on from after a crash."""
@@ -192,7 +192,7 @@ class Vault:
         """The server's state as last saved; None before that."""
         from tramark.vault.packing import unpack
 
-        return unpack(self._storage.get(SERVER)) if SERVER in self.names else None
+        return unpack(self.storage.get(SERVER)) if SERVER in self.names else None
 
     def issue(self, round: int, models: "Mapping[str, State]", shared: Collection[str] = ()) -> None:
         """Log which model goes to whom; call it before they are sent.
@@ -214,7 +214,7 @@ class Vault:
         blobs = blobs or {}
         for name in blobs:
             _check_name(name)
-        self._storage.commit(list(entries), blobs)
+        self.storage.commit(list(entries), blobs)
 
     def put(self, name: str, data: bytes) -> None:
         """Seal `data` under a name (a-z, 0-9, - and _), in place of what was there."""
@@ -223,34 +223,34 @@ class Vault:
     def get(self, name: str) -> bytes:
         """What was put under a name; `VaultError` if nothing was."""
         _check_name(name)
-        return self._storage.get(name)
+        return self.storage.get(name)
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names under which something was put."""
-        return tuple(sorted(set(self._storage.head().sealed) - {KEYRING, SIGNING, COMMITMENTS}))
+        return tuple(sorted(set(self.storage.head().sealed) - {KEYRING, SIGNING, COMMITMENTS}))
 
     def log(self) -> Iterator[Entry]:
         """All entries, oldest first. A log that is not what was written raises `Damaged`."""
-        return read_entries(self.path, self._storage.head())
+        return read_entries(self.path, self.storage.head())
 
     @property
     def head(self) -> tuple[int, str]:
         """The number of log entries and the last hash. Kept elsewhere, they show if a vault was set back in time."""
-        head = self._storage.head()
+        head = self.storage.head()
         return head.entries, head.hash
 
     @property
     def commitments(self) -> tuple[Commitment, ...]:
         """The signed commitments: of the creation, of each choice of questions, and of clients that joined."""
-        return tuple(commitment for commitment, _ in self._storage.chain())
+        return tuple(commitment for commitment, _ in self.storage.chain())
 
     def prove_answers(self, client: str, questions: Iterable[int]) -> dict[str, Any]:
         """Open a client's answers to some questions of the pool, for `commitment.verify_answers`."""
         keyring = self.keyring
         keyring.key(client)
         number = keyring.clients.index(client)
-        for commitment, leaves in self._storage.chain():
+        for commitment, leaves in self.storage.chain():
             if number < sum(commitment.clients):
                 return commit.prove_answers(keyring, client, questions, commitment, leaves)
         raise Damaged(f"client {client!r} is in the keyring, but in no commitment")
@@ -259,7 +259,7 @@ class Vault:
         """Open variants of questions for `commitment.verify_questions`: a proof per commitment."""
         keyring, proofs, left = self.keyring, [], dict(wanted)
         # The last commitment first: retouched questions are committed to again, and only the last of these holds.
-        for commitment, leaves in reversed(self._storage.chain()):
+        for commitment, leaves in reversed(self.storage.chain()):
             here = {question: left.pop(question) for question in list(left) if question in commitment.asked}
             if here:
                 proofs.append(commit.prove_questions(keyring, here, commitment, leaves))
@@ -281,17 +281,17 @@ class Vault:
         if passphrase is None and key_file is None:
             raise NoKey("give the new passphrase or key file")
         source = find_key(self.path, passphrase=passphrase, key_file=key_file)
-        with self._storage.mutex:
-            self._storage.lock_with(source)
+        with self.storage.mutex:
+            self.storage.lock_with(source)
             rotated = {"event": "rotated", "to": "passphrase" if source.key_file is None else "key file"}
-            self._storage.commit([rotated], {})
+            self.storage.commit([rotated], {})
 
     def audit(self) -> list[str]:
         """All that is wrong with the vault's files, in words; empty if they are what was written."""
-        return problems(self._storage)
+        return problems(self.storage)
 
     def _signing_key(self) -> Ed25519PrivateKey:
-        return Ed25519PrivateKey.from_private_bytes(self._storage.get(SIGNING))
+        return Ed25519PrivateKey.from_private_bytes(self.storage.get(SIGNING))
 
 
 def _check_name(name: str) -> None:
