@@ -32,4 +32,7 @@ def test_making_a_vault(tramark: Shell, tmp_path: Path) -> None:
     assert (tmp_path / "v.key").stat().st_mode & 0o077 == 0
     assert "2: a, b" in tramark("vault", "show", tmp_path / "v")
     assert "exists already" in tramark("vault", "create", tmp_path / "v", *words, code=2)
-    assert "such as 1,28,28" in tramark("vault", "create", tmp_path / "w", *words[:4], "--input-shape", "x", code=2)
+    for shape in ("x", "1,0,8", ""):
+        shown = tramark("vault", "create", tmp_path / "w", *words[:4], "--input-shape", shape, code=2)
+        assert "such as 1,28,28" in shown
+    assert not (tmp_path / "w").exists()

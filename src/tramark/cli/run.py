@@ -58,8 +58,9 @@ def run(
     questions: Annotated[
         int | None,
         typer.Option(
+            min=1,
             help="Number of questions per model (code answers). By default, as many as the false-accusation bound "
-            "needs."
+            "needs.",
         ),
     ] = None,
     triggers: Annotated[
@@ -77,7 +78,7 @@ def run(
     ] = None,
     local_epochs: Annotated[int, typer.Option(help="Epochs that a client trains in a round.")] = 5,
     batch_size: Annotated[int, typer.Option(help="Batch size of the clients' training.")] = 64,
-    lr: Annotated[float, typer.Option(help="Learning rate of the clients' training.")] = 0.01,
+    lr: Annotated[float, typer.Option(min=0, help="Learning rate of the clients' training.")] = 0.01,
     sample_fraction: Annotated[float, typer.Option(help="Share of the clients that take part in each round.")] = 1.0,
     seed: Annotated[
         int,

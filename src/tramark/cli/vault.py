@@ -31,7 +31,9 @@ def create(
     input_shape: Annotated[str, typer.Option(help="Shape of one input of the model, such as 1,28,28.")],
     questions: Annotated[
         int | None,
-        typer.Option(help="Number of questions per model. By default, as many as the false-accusation bound needs."),
+        typer.Option(
+            min=1, help="Number of questions per model. By default, as many as the false-accusation bound needs."
+        ),
     ] = None,
     key_file: KeyFile = None,
 ) -> None:
@@ -43,7 +45,9 @@ def create(
     try:
         shape = tuple(int(word) for word in input_shape.split(","))
     except ValueError:
-        raise SettingError(f"an input shape is numbers with commas, such as 1,28,28, not {input_shape!r}") from None
+        shape = (0,)
+    if min(shape) < 1:
+        raise SettingError(f"an input shape is positive numbers with commas, such as 1,28,28, not {input_shape!r}")
     names = [name.strip() for name in clients.split(",") if name.strip()]
     keyring = Keyring.generate(clients=names, classes=classes, input_shape=shape, questions=questions)
     try:
