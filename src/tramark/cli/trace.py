@@ -19,7 +19,6 @@ from tramark.errors import SettingError
 from tramark.evidence.verify import read_published, verify_bundle
 from tramark.keys.keyring import Keyring
 from tramark.lab import data, models
-from tramark.lab.simulation.checkpoint import write
 from tramark.lab.simulation.run import MODEL
 from tramark.report.page import verdict_sentence, write_report
 from tramark.suspects.base import Adapter
@@ -31,6 +30,7 @@ from tramark.suspects.json_api import JsonSuspect, JsonTemplate
 from tramark.tracing.bundle import make_bundle
 from tramark.tracing.interview import Step
 from tramark.tracing.trace import trace
+from tramark.vault.files import replace_file
 from tramark.vault.store import Vault
 
 EXIT = {"client": 0, "several": 0, "nobody": 3, "inconclusive": 4}
@@ -150,7 +150,7 @@ def trace_suspect(
             def show(_: Step) -> None:
                 progress.advance(task)
                 if transcript is not None:
-                    write(transcript, json.dumps(steps).encode())
+                    replace_file(transcript, json.dumps(steps).encode())
 
             unmarked = [adapter_for(reference) for reference in references]
             verdict = trace(adapter, keyring, progress=show, transcript=steps, references=unmarked, **(options or {}))

@@ -39,4 +39,4 @@ def unpack(data: bytes) -> dict[str, Any]:
 
 
 def _holds_tensors(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(item, Tensor) for item in value.values())
+    return isinstance(value, dict) and bool(value) and all(isinstance(item, Tensor) for item in value.values())

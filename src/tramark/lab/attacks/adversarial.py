@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tramark.errors import SettingError
 from tramark.lab.attacks.base import Loot, copied, generator
 from tramark.lab.attacks.training import check_training, fit, some
 
@@ -38,11 +39,11 @@ class AdversarialTraining:
     def __post_init__(self) -> None:
         check_training(self.epochs, self.lr)
         if not self.epsilon > 0 or self.steps < 1:
-            raise ValueError(f"epsilon must be positive, and steps at least 1, not {self.epsilon} and {self.steps}")
+            raise SettingError(f"epsilon must be positive, and steps at least 1, not {self.epsilon} and {self.steps}")
 
     def __call__(self, model: nn.Module, loot: Loot) -> nn.Module:
         if loot.dataset.kind == "text":
-            raise ValueError("words cannot be moved by a little: adversarial training is for images and tables")
+            raise SettingError("words cannot be moved by a little: adversarial training is for images and tables")
         hardened, random = copied(model), generator(self.seed)
 
         def loss(inputs: Tensor, labels: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from tramark.errors import SettingError
 from tramark.keys import streams
 from tramark.lab.attacks.base import Loot, copied, generator
 from tramark.suspects.base import Answers, Suspect
@@ -51,7 +52,7 @@ class Randomise:
 
     def __post_init__(self) -> None:
         if not 0 <= self.share <= 1:
-            raise ValueError(f"the share of random answers must lie in [0, 1], not {self.share}")
+            raise SettingError(f"the share of random answers must lie in [0, 1], not {self.share}")
 
     def __call__(self, model: nn.Module, loot: Loot) -> Suspect:
         return Rewritten(served(model, loot), lambda raw, answers: self._rewrite(raw, answers, loot.classes))
@@ -80,7 +81,7 @@ class Round:
 
     def __post_init__(self) -> None:
         if self.decimals < 0:
-            raise ValueError(f"{self.decimals} decimals: there cannot be fewer than none")
+            raise SettingError(f"{self.decimals} decimals: there cannot be fewer than none")
 
     def __call__(self, model: nn.Module, loot: Loot) -> Suspect:
         return Rewritten(served(model, loot), lambda _, answers: self._rewrite(answers))
@@ -109,13 +110,13 @@ class HideClasses:
 
     def __post_init__(self) -> None:
         if self.count < 1:
-            raise ValueError(f"{self.count} hidden labels: hide at least one")
+            raise SettingError(f"{self.count} hidden labels: hide at least one")
 
     def __call__(self, model: nn.Module, loot: Loot) -> Suspect:
         suspect = served(model, loot)
         outputs = scores_of(suspect.ask(loot.inputs[:1]), "hidden").shape[1]
         if self.count >= outputs:
-            raise ValueError(f"{self.count} of {outputs} labels cannot be hidden: at least one must be left to give")
+            raise SettingError(f"{self.count} of {outputs} labels cannot be hidden: at least one must be left to give")
         extra = torch.arange(loot.classes, outputs)
         order = torch.cat([extra, torch.randperm(min(loot.classes, outputs), generator=generator(self.seed))])
         return Rewritten(suspect, lambda _, answers: _without(order[: self.count], answers))
@@ -130,5 +131,5 @@ def _without(hidden: Tensor, answers: Answers) -> Answers:
 def scores_of(answers: Answers, wanted: str) -> Tensor:
     """The scores, which some attacks cannot do without."""
     if answers.scores is None:
-        raise ValueError(f"this model gives labels alone: there are no scores to be {wanted}")
+        raise SettingError(f"this model gives labels alone: there are no scores to be {wanted}")
     return answers.scores

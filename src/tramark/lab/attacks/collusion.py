@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from tramark.errors import SettingError
 from tramark.fleet.layout import Layout
 from tramark.lab.attacks.base import Loot, copied, generator
 
@@ -29,12 +30,12 @@ class Pool:
     @classmethod
     def of(cls, models: Sequence[nn.Module], colluders: int) -> "Pool":
         if len(models) != colluders:
-            raise ValueError(f"{len(models)} models for {colluders} colluders: there must be one each")
+            raise SettingError(f"{len(models)} models for {colluders} colluders: there must be one each")
         layout = Layout.of(models[0])
         states = [model.state_dict() for model in models]
         for number, state in enumerate(states):
             if problem := layout.problem(state):
-                raise ValueError(f"colluder {number}'s model is not like the first one's: {problem}")
+                raise SettingError(f"colluder {number}'s model is not like the first one's: {problem}")
         buffers = {
             name: torch.stack([state[name].cpu().double() for state in states]).mean(0).to(dtype)
             if dtype.is_floating_point
@@ -59,7 +60,7 @@ class Pool:
 
 def check_colluders(colluders: int) -> None:
     if colluders < 2:
-        raise ValueError(f"{colluders} colluders: it takes at least two")
+        raise SettingError(f"{colluders} colluders: it takes at least two")
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,9 @@ class Average:
         if self.weights is not None and (
             len(self.weights) != self.colluders or min(self.weights) < 0 or not sum(self.weights) > 0
         ):
-            raise ValueError(f"weights {self.weights}: give one for each of {self.colluders} colluders, none negative")
+            raise SettingError(
+                f"weights {self.weights}: give one for each of {self.colluders} colluders, and none below 0"
+            )
 
     def collude(self, models: Sequence[nn.Module], loot: Loot) -> nn.Module:
         pool = Pool.of(models, self.colluders)
@@ -126,7 +129,7 @@ class Extreme:
     def __post_init__(self) -> None:
         check_colluders(self.colluders)
         if self.kind not in ("min", "max", "median"):
-            raise ValueError(f"unknown extreme {self.kind!r}: use min, max or median")
+            raise SettingError(f"unknown extreme {self.kind!r}: use min, max or median")
 
     def collude(self, models: Sequence[nn.Module], loot: Loot) -> nn.Module:
         pool = Pool.of(models, self.colluders)

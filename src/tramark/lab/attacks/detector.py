@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from tramark.errors import SettingError
 from tramark.evidence.statistics import NO_ANSWER
 from tramark.lab.attacks.answers import drawn, relabelled, scores_of, served
 from tramark.lab.attacks.base import Loot, generator
@@ -40,15 +41,15 @@ class Refuse:
 
     def __post_init__(self) -> None:
         if not 0 < self.share < 1:
-            raise ValueError(f"the share of clean samples refused must lie between 0 and 1, not {self.share}")
+            raise SettingError(f"the share of clean samples refused must lie between 0 and 1, not {self.share}")
         if self.action not in ("refuse", "random"):
-            raise ValueError(f"unknown action {self.action!r}: use refuse or random")
+            raise SettingError(f"unknown action {self.action!r}: use refuse or random")
         if self.detector not in ("mahalanobis", "softmax"):
-            raise ValueError(f"unknown detector {self.detector!r}: use mahalanobis or softmax")
+            raise SettingError(f"unknown detector {self.detector!r}: use mahalanobis or softmax")
 
     def __call__(self, model: nn.Module, loot: Loot) -> Suspect:
         if len(loot.indices) < 2 * loot.classes:
-            raise ValueError(f"{len(loot.indices)} samples of {loot.classes} classes are too few to fit a detector to")
+            raise SettingError(f"{len(loot.indices)} samples of {loot.classes} classes are too few to fit a detector")
         order = torch.randperm(len(loot.indices), generator=generator(self.seed))
         fit, held_out = order.tensor_split(2)
         suspect = served(model, loot)
@@ -106,7 +107,7 @@ def _features(suspect: ModuleSuspect, raw: Tensor) -> tuple[Answers, Tensor]:
     """What the suspect answers, and what its last linear layer was fed."""
     linear = [module for module in suspect.module.modules() if isinstance(module, nn.Linear)]
     if not linear:
-        raise ValueError(f"{type(suspect.module).__name__} has no linear layer to compare features at: use softmax")
+        raise SettingError(f"{type(suspect.module).__name__} has no linear layer to compare features at: use softmax")
     seen: list[Tensor] = []
     handle = linear[-1].register_forward_pre_hook(lambda _, args: seen.append(args[0].flatten(1).cpu().double()))
     try:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tramark.errors import SettingError
 from tramark.fleet.layout import Layout
 from tramark.lab.attacks.base import Loot, generator
 from tramark.lab.attacks.collusion import Pool, check_colluders
@@ -101,7 +102,7 @@ class DifferenceDirections:
         check_colluders(self.colluders)
         check_energy(self.energy)
         if self.directions is not None and self.directions < 1:
-            raise ValueError(f"at most {self.directions} directions: there must be at least one")
+            raise SettingError(f"at most {self.directions} directions: there must be at least one")
 
     def found(self, models: Sequence[nn.Module]) -> dict[str, Tensor]:
         """Orthonormal directions (in × q) by the name of the weight that they belong to."""
@@ -137,14 +138,14 @@ class DifferenceDirections:
 
 def check_treatment(action: str, share: float, actions: Sequence[str]) -> None:
     if action not in actions:
-        raise ValueError(f"unknown action {action!r}: use one of {', '.join(actions)}")
+        raise SettingError(f"unknown action {action!r}: use one of {', '.join(actions)}")
     if not 0 < share <= 1:
-        raise ValueError(f"the share of the weights must lie in (0, 1], not {share}")
+        raise SettingError(f"the share of the weights must lie in (0, 1], not {share}")
 
 
 def check_energy(energy: float) -> None:
     if not 0 < energy < 1:
-        raise ValueError(f"the energy to keep must lie between 0 and 1, not {energy}")
+        raise SettingError(f"the energy to keep must lie between 0 and 1, not {energy}")
 
 
 def foremost(scores: Tensor, share: float) -> Tensor:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tramark.errors import SettingError
 from tramark.fleet.scratch import device_of
 from tramark.lab import models
 from tramark.lab.attacks.base import Loot, copied, generator
@@ -44,7 +45,7 @@ class Distil:
         check_training(self.epochs, self.lr)
         _check_name(self.architecture)
         if not self.temperature > 0:
-            raise ValueError(f"the temperature must be positive, not {self.temperature}")
+            raise SettingError(f"the temperature must be positive, not {self.temperature}")
 
     def __call__(self, model: nn.Module, loot: Loot) -> nn.Module:
         teacher, random = copied(model), generator(self.seed)
@@ -101,9 +102,9 @@ class Knockoff:
         check_training(self.epochs, self.lr)
         _check_name(self.architecture)
         if self.inputs not in ("noise", "synthetic"):
-            raise ValueError(f"inputs is {self.inputs!r}: say 'noise' or 'synthetic'")
+            raise SettingError(f"inputs is {self.inputs!r}: say 'noise' or 'synthetic'")
         if self.samples < 1:
-            raise ValueError(f"{self.samples} samples: there must be at least one")
+            raise SettingError(f"{self.samples} samples: there must be at least one")
 
     def __call__(self, model: nn.Module, loot: Loot) -> nn.Module:
         teacher, random = copied(model), generator(self.seed)
@@ -178,4 +179,4 @@ def _synthetic(loot: Loot, count: int, random: torch.Generator) -> Tensor:
 
 def _check_name(architecture: str | None) -> None:
     if architecture is not None and architecture not in models.NAMES:
-        raise ValueError(f"no model named {architecture!r}; there are {', '.join(models.NAMES)}")
+        raise SettingError(f"no model named {architecture!r}; there are {', '.join(models.NAMES)}")

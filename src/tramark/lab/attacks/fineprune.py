@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from tramark.errors import SettingError
 from tramark.lab.attacks.base import Loot, copied, generator
 from tramark.lab.attacks.prune import smallest
 from tramark.lab.attacks.training import (
@@ -69,12 +70,12 @@ class FinePrune:
     def _layer(self, model: nn.Module) -> str:
         if self.layer is not None:
             if self.layer not in layers(model):
-                raise ValueError(f"no layer {self.layer!r} to prune; this model has {', '.join(layers(model))}")
+                raise SettingError(f"no layer {self.layer!r} to prune; this model has {', '.join(layers(model))}")
             return self.layer
         hidden = hidden_layers(model)
         convolutions = [name for name, layer in hidden.items() if not isinstance(layer, nn.Linear)]
         if not hidden:
-            raise ValueError(f"{type(model).__name__} has no hidden layer whose channels could be pruned")
+            raise SettingError(f"{type(model).__name__} has no hidden layer whose channels could be pruned")
         return convolutions[-1] if convolutions else list(hidden)[-1]
 
     def _activity(self, model: nn.Module, name: str, loot: Loot) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import nn
 
+from tramark.errors import SettingError
 from tramark.lab.attacks.base import Loot, copied, generator
 from tramark.lab.attacks.training import check_training, norms_at_rest, output_layer, reset, train
 
@@ -66,4 +67,4 @@ def _train(model: nn.Module, loot: Loot, epochs: int, lr: float, which: Which, r
 def _check(epochs: int, lr: float, which: Which) -> None:
     check_training(epochs, lr)
     if which not in ("all", "last"):
-        raise ValueError(f"layers is {which!r}: say 'all' or 'last'")
+        raise SettingError(f"layers is {which!r}: say 'all' or 'last'")

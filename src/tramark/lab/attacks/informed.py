@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tramark.errors import SettingError
 from tramark.fleet.layout import Layout
 from tramark.fleet.moments import DenseMoment, Moment
 from tramark.keys.pictures import Patterns, WafflePatterns
@@ -66,7 +67,7 @@ class ProjectInputs:
         if self.outputs:
             check_energy(self.outputs)
         if self.every and self.layer is not None:
-            raise ValueError(f"either every layer or {self.layer!r}: not both")
+            raise SettingError(f"either every layer or {self.layer!r}: not both")
 
     def __call__(self, model: nn.Module, loot: Loot) -> nn.Module:
         model = copied(model)
@@ -140,7 +141,7 @@ class QuietWeights:
     def __post_init__(self) -> None:
         check_treatment(self.action, self.share, ("zero", "redraw", "finetune"))
         if self.criterion not in ("quiet", "large", "ratio"):
-            raise ValueError(f"unknown criterion {self.criterion!r}: use quiet, large or ratio")
+            raise SettingError(f"unknown criterion {self.criterion!r}: use quiet, large or ratio")
 
     def __call__(self, model: nn.Module, loot: Loot) -> nn.Module:
         model = copied(model)
@@ -183,9 +184,9 @@ class AntiPatterns:
 
     def __post_init__(self) -> None:
         if self.target not in ("uniform", "random"):
-            raise ValueError(f"unknown target {self.target!r}: use uniform or random")
+            raise SettingError(f"unknown target {self.target!r}: use uniform or random")
         if self.patterns < 1:
-            raise ValueError(f"{self.patterns} patterns: there must be at least one")
+            raise SettingError(f"{self.patterns} patterns: there must be at least one")
 
     def __call__(self, model: nn.Module, loot: Loot) -> nn.Module:
         model, source = copied(model), generator(self.seed)
@@ -227,7 +228,7 @@ class GuessQuestions:
     def __post_init__(self) -> None:
         check_energy(self.near)
         if self.guesses < 1:
-            raise ValueError(f"{self.guesses} guesses: there must be at least one")
+            raise SettingError(f"{self.guesses} guesses: there must be at least one")
 
     def __call__(self, model: nn.Module, loot: Loot) -> nn.Module:
         model = copied(model)
@@ -303,7 +304,7 @@ def _layer(model: nn.Module, wanted: str | None) -> str:
     if wanted is None:
         return known[0]
     if wanted not in known:
-        raise ValueError(f"no layer {wanted!r} that could bear a mark; this model has {', '.join(known)}")
+        raise SettingError(f"no layer {wanted!r} that could bear a mark; this model has {', '.join(known)}")
     return wanted
 
 

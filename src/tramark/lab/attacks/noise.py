@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from tramark.errors import SettingError
 from tramark.lab.attacks.base import Loot, copied, generator
 from tramark.lab.attacks.training import check_training, layers, train
 
@@ -20,7 +21,7 @@ class WeightNoise:
 
     def __post_init__(self) -> None:
         if not 0 <= self.scale < math.inf:
-            raise ValueError(f"the scale of the noise must be a number from 0 on, not {self.scale}")
+            raise SettingError(f"the scale of the noise must be a number from 0 on, not {self.scale}")
 
     @torch.no_grad()
     def __call__(self, model: nn.Module, loot: Loot) -> nn.Module:
@@ -50,7 +51,7 @@ class WeightShift:
     def __post_init__(self) -> None:
         check_training(self.epochs, self.lr, least=0)
         if not (math.isfinite(self.lam) and 0 <= self.noise < math.inf):
-            raise ValueError(f"lam must be a number, and noise one from 0 on, not {self.lam} and {self.noise}")
+            raise SettingError(f"lam must be a number, and noise one from 0 on, not {self.lam} and {self.noise}")
 
     def __call__(self, model: nn.Module, loot: Loot) -> nn.Module:
         shifted, random = copied(model), generator(self.seed)

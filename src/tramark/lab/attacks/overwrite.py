@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from tramark.errors import SettingError
 from tramark.keys.keyring import Keyring
 from tramark.keys.pictures import Patterns
 from tramark.keys.sources import Source, Tokens, Vectors
@@ -51,9 +52,9 @@ class Overwrite:
     def __post_init__(self) -> None:
         check_training(self.epochs, self.lr)
         if self.dummies < 1 or self.rounds < 1:
-            raise ValueError(f"{self.dummies} dummies and {self.rounds} rounds: there must be at least one of each")
+            raise SettingError(f"{self.dummies} dummies and {self.rounds} rounds: there must be at least one of each")
         if self.preset not in PRESETS:
-            raise ValueError(f"unknown preset {self.preset!r}: use one of {', '.join(PRESETS)}")
+            raise SettingError(f"unknown preset {self.preset!r}: use one of {', '.join(PRESETS)}")
 
     def __call__(self, model: nn.Module, loot: Loot) -> nn.Module:
         server = self.federation(model, loot)

@@ -20,7 +20,7 @@ from torch.fx.passes.shape_prop import ShapeProp
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
-from tramark.errors import one_line
+from tramark.errors import SettingError, one_line
 from tramark.fleet.scratch import device_of
 from tramark.lab.attacks.base import Loot, copied, generator
 from tramark.lab.attacks.training import Layer
@@ -93,14 +93,14 @@ class RescaleUnits:
 
     def __post_init__(self) -> None:
         if not 1 < self.spread < math.inf:
-            raise ValueError(f"spread must be a number above 1, not {self.spread}")
+            raise SettingError(f"spread must be a number above 1, not {self.spread}")
 
     @torch.no_grad()
     def __call__(self, model: nn.Module, loot: Loot) -> nn.Module:
         scaled, random = copied(model), generator(self.seed)
         chains = [chain for chain in find_chains(scaled, loot) if chain.scalable]
         if not chains:
-            raise ValueError(
+            raise SettingError(
                 f"{type(model).__name__} has no hidden units that can be scaled: it takes ReLU or another function "
                 "with f(s·x) = s·f(x) behind them"
             )
@@ -124,10 +124,10 @@ def find_chains(model: nn.Module, loot: Loot) -> list[Chain]:
         with torch.no_grad():
             ShapeProp(traced).propagate(sample)
     except Exception as error:  # whatever a stranger's forward() does under tracing
-        raise ValueError(f"torch.fx cannot trace {type(model).__name__} ({one_line(error)})") from error
+        raise SettingError(f"torch.fx cannot trace {type(model).__name__} ({one_line(error)})") from error
     walk = _Walk(model, traced.graph)
     if not (chains := list(walk.chains())):
-        raise ValueError(
+        raise SettingError(
             f"{type(model).__name__} has no hidden units that can be shown to stand in any order: it takes a "
             "convolution or linear layer, then batch norm, activations, pooling or flattening, then another such layer"
         )

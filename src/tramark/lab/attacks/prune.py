@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from tramark.errors import SettingError
 from tramark.lab.attacks.base import Loot, copied
 from tramark.lab.attacks.training import channel_parameters, check_share, hidden_layers, layers
 
@@ -32,7 +33,7 @@ class Prune:
     def __post_init__(self) -> None:
         check_share(self.share)
         if self.scope not in ("global", "layer"):
-            raise ValueError(f"scope is {self.scope!r}: say 'global' or 'layer'")
+            raise SettingError(f"scope is {self.scope!r}: say 'global' or 'layer'")
 
     @torch.no_grad()
     def __call__(self, model: nn.Module, loot: Loot) -> nn.Module:

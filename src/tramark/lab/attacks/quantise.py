@@ -14,7 +14,7 @@ from torch.ao import quantization
 from torch.ao.quantization import quantize_fx
 from torch.nn import functional as F
 
-from tramark.errors import one_line
+from tramark.errors import SettingError, one_line
 from tramark.lab.attacks.base import Loot, copied, generator
 from tramark.lab.attacks.training import check_training, layers, some, train
 from tramark.lab.simulation.client import seeded
@@ -46,7 +46,7 @@ class Cast:
 
     def __post_init__(self) -> None:
         if self.dtype not in ("float16", "bfloat16"):
-            raise ValueError(f"dtype is {self.dtype!r}: say 'float16' or 'bfloat16'")
+            raise SettingError(f"dtype is {self.dtype!r}: say 'float16' or 'bfloat16'")
 
     @torch.no_grad()
     def __call__(self, model: nn.Module, loot: Loot) -> nn.Module:
@@ -56,7 +56,7 @@ class Cast:
             if tensor.is_floating_point():
                 tensor.copy_(tensor.to(half))
                 if not tensor.isfinite().all():
-                    raise ValueError(f"{name} holds values too large for {self.dtype}: use dtype='bfloat16'")
+                    raise SettingError(f"{name} holds values too large for {self.dtype}: use dtype='bfloat16'")
         return cast
 
 
@@ -78,14 +78,14 @@ class Int8:
 
     def __post_init__(self) -> None:
         if self.kind not in ("dynamic", "static"):
-            raise ValueError(f"kind is {self.kind!r}: say 'dynamic' or 'static'")
+            raise SettingError(f"kind is {self.kind!r}: say 'dynamic' or 'static'")
         if self.samples < 1:
-            raise ValueError(f"{self.samples} samples to fix scales on: there must be at least one")
+            raise SettingError(f"{self.samples} samples to fix scales on: there must be at least one")
 
     def __call__(self, model: nn.Module, loot: Loot) -> nn.Module:
         engine = str(torch.backends.quantized.engine)
         if engine == "none":
-            raise ValueError("this build of torch has no INT8 kernels: use Cast or FewBits")
+            raise SettingError("this build of torch has no INT8 kernels: use Cast or FewBits")
         random = generator(self.seed)
         inputs = loot.prepare(some(loot, self.samples, random).inputs)
         given = copied(model).cpu()
@@ -101,11 +101,11 @@ class Int8:
                 quantised(inputs[:2])
         except Exception as error:  # torch raises whatever an operator that it has no kernel for raises
             advice = "" if self.kind == "dynamic" else "; kind='dynamic' may do"
-            raise ValueError(
+            raise SettingError(
                 f"torch cannot quantise {type(model).__name__} to INT8 ({one_line(error)}){advice}"
             ) from error
         if not int8_weights(quantised):
-            raise ValueError(f"{type(model).__name__} has no layer that {self.kind} INT8 quantisation treats")
+            raise SettingError(f"{type(model).__name__} has no layer that {self.kind} INT8 quantisation treats")
         return quantised.eval()
 
 
@@ -122,7 +122,7 @@ class FewBits:
     def __post_init__(self) -> None:
         check_training(self.epochs, self.lr, least=0)
         if not 1 <= self.bits <= 16:
-            raise ValueError(f"{self.bits} bits a weight: there must be 1 to 16")
+            raise SettingError(f"{self.bits} bits a weight: there must be 1 to 16")
 
     def __call__(self, model: nn.Module, loot: Loot) -> nn.Module:
         quantised = copied(model)

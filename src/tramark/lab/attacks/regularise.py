@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from tramark.errors import SettingError
 from tramark.lab.attacks.base import Loot, copied, generator
 from tramark.lab.attacks.training import check_training, train
 
@@ -25,7 +26,7 @@ class Regularise:
         check_training(self.epochs, self.lr)
         check_training(self.tuning_epochs, self.tuning_lr, least=0)
         if not 0 <= self.l2 < math.inf:
-            raise ValueError(f"the penalty must be a number from 0 on, not {self.l2}")
+            raise SettingError(f"the penalty must be a number from 0 on, not {self.l2}")
 
     def __call__(self, model: nn.Module, loot: Loot) -> nn.Module:
         shrunk, random = copied(model), generator(self.seed)

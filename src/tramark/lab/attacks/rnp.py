@@ -18,6 +18,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
+from tramark.errors import SettingError
 from tramark.fleet.scratch import device_of
 from tramark.lab.attacks.base import Loot, copied, generator
 from tramark.lab.attacks.training import batches, check_training, hidden_layers, some
@@ -61,9 +62,9 @@ class RNP:
         check_training(self.unlearning_epochs, self.unlearning_lr)
         check_training(self.recovery_epochs, self.recovery_lr)
         if not 0 <= self.threshold <= 1:
-            raise ValueError(f"the threshold must lie between 0 and 1, like the masks, and not be {self.threshold}")
+            raise SettingError(f"the threshold must lie between 0 and 1, like the masks, and not be {self.threshold}")
         if self.masked not in ("auto", "norm", "rows"):
-            raise ValueError(f"masked is {self.masked!r}: say 'auto', 'norm' or 'rows'")
+            raise SettingError(f"masked is {self.masked!r}: say 'auto', 'norm' or 'rows'")
 
     def __call__(self, model: nn.Module, loot: Loot) -> nn.Module:
         return self.prune(model, self.masks(model, loot))
@@ -73,11 +74,6 @@ class RNP:
         random = generator(self.seed)
         clean = some(loot, self.samples, random)
         return self._recover(self._unlearn(model, clean, random), clean, random)
-
-    def unlearn(self, model: nn.Module, loot: Loot) -> nn.Module:
-        """A copy of the model that has forgotten the task."""
-        random = generator(self.seed)
-        return self._unlearn(model, some(loot, self.samples, random), random)
 
     @torch.no_grad()
     def prune(self, model: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:
@@ -133,7 +129,7 @@ class RNP:
             if isinstance(norm, BatchNorm) and norm.affine
         }
         if self.masked == "norm" and not norms:
-            raise ValueError(f"{type(model).__name__} has no batch norm to lay masks on: use masked='rows'")
+            raise SettingError(f"{type(model).__name__} has no batch norm to lay masks on: use masked='rows'")
         if norms and self.masked != "rows":
             return norms
         if any(isinstance(module, Attention) for module in modules.values()):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch import nn
 from torch.nn import functional as F
 
+from tramark.errors import SettingError
 from tramark.lab.attacks.base import Loot, copied, generator
 from tramark.lab.attacks.training import check_training, fit
 
@@ -22,7 +23,7 @@ class LabelSmoothing:
     def __post_init__(self) -> None:
         check_training(self.epochs, self.lr)
         if not 0 <= self.smoothing < 1:
-            raise ValueError(f"smoothing must lie in [0, 1), not {self.smoothing}")
+            raise SettingError(f"smoothing must lie in [0, 1), not {self.smoothing}")
 
     def __call__(self, model: nn.Module, loot: Loot) -> nn.Module:
         smooth = copied(model)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
+from tramark.errors import SettingError
 from tramark.fleet.scratch import device_of
 from tramark.lab.attacks.base import Loot
 from tramark.lab.simulation.client import LocalTraining, crop_and_flip, seeded
@@ -90,7 +91,7 @@ def batches(
     full is left out, unless it is the only one, or the `whole` epoch is wanted and it has more than one sample.
     """
     if not len(loot.indices):
-        raise ValueError("no samples to train on: the thief has none (Loot.indices is empty)")
+        raise SettingError("no samples to train on: the thief has none (Loot.indices is empty)")
     order = loot.indices[torch.randperm(len(loot.indices), generator=generator)]
     full = len(order) // size * size or len(order)
     # Batch norm cannot train on a single sample.
@@ -151,7 +152,7 @@ def layers(model: nn.Module) -> dict[str, Layer]:
     """The convolutions and linear layers by name, in order; the last one is the output layer."""
     found = {name: module for name, module in model.named_modules() if isinstance(module, Layer)}
     if not found:
-        raise ValueError(
+        raise SettingError(
             f"{type(model).__name__} has neither convolutions nor linear layers: there is nothing to attack"
         )
     return found
@@ -189,11 +190,11 @@ def channel_parameters(model: nn.Module, layer: str) -> list[nn.Parameter]:
 def check_training(epochs: int, lr: float, *, least: int = 1) -> None:
     """Epochs and rate must make sense."""
     if epochs < least:
-        raise ValueError(f"{epochs} epochs: there must be at least {least}")
+        raise SettingError(f"{epochs} epochs: there must be at least {least}")
     if not 0 < lr < math.inf:
-        raise ValueError(f"a learning rate must be a positive number, not {lr}")
+        raise SettingError(f"a learning rate must be a positive number, not {lr}")
 
 
 def check_share(share: float) -> None:
     if not 0 <= share < 1:
-        raise ValueError(f"a share to prune must lie in [0, 1), not {share}")
+        raise SettingError(f"a share to prune must lie in [0, 1), not {share}")

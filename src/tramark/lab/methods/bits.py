@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tramark.errors import one_line
+from tramark.errors import SettingError, SuspectError, one_line
 from tramark.evidence.statistics import p_values
 from tramark.fleet.layout import Layout, State
 from tramark.fleet.scratch import device_of
@@ -103,7 +103,7 @@ def public_carrier(model: nn.Module) -> Tensors:
         return Tensors.of(model, scales)
     if kernels := names(nn.Conv1d, nn.Conv2d, nn.Conv3d) or names(nn.Linear)[:-1]:
         return Tensors.of(model, kernels, averaged=True)
-    raise ValueError(f"{type(model).__name__} has no norm layer, convolution or hidden linear layer to carry bits")
+    raise SettingError(f"{type(model).__name__} has no norm layer, convolution or hidden linear layer to carry bits")
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,11 +150,11 @@ class BitKey:
 
 
 def normal(secret: bytes, *context: streams.Context, shape: tuple[int, ...]) -> Tensor:
-    """Independent draws from N(0, 1) that only the holder of the secret can repeat (Box and Muller's way)."""
-    count = math.prod(shape)
-    radius, angle = streams.fractions(secret, *context, shape=(2, (count + 1) // 2)).double()
-    radius, angle = (-2 * (1 - radius).log()).sqrt(), 2 * math.pi * angle
-    return torch.cat([radius * angle.cos(), radius * angle.sin()])[:count].float().reshape(shape)
+    """Independent draws from N(0, 1) that only the holder of the secret can repeat."""
+    # The fractions are multiples of 2⁻²⁴: half a step more keeps them off both ends, where the quantile is infinite.
+    uniform = streams.fractions(secret, *context, shape=shape).double() + 2**-25
+    drawn: Tensor = torch.special.ndtri(uniform)
+    return drawn.float()
 
 
 def needed(bits: int, claims: int, false_claim: float) -> int:
@@ -165,11 +165,11 @@ def needed(bits: int, claims: int, false_claim: float) -> int:
     (36, 170)
     """
     if not 0 < false_claim < 1:
-        raise ValueError(f"a false-claim bound of {false_claim}: it is a probability, such as 1e-6")
+        raise SettingError(f"a false-claim bound of {false_claim}: it is a probability, such as 1e-6")
     enough = np.flatnonzero(p_values(bits, 2) * claims <= false_claim)
     if not len(enough):
         least = math.ceil(math.log2(claims / false_claim))
-        raise ValueError(
+        raise SettingError(
             f"{bits} bits prove nothing to within {false_claim} for {claims} clients: take {least} at least"
         )
     return int(enough[0])
@@ -183,13 +183,13 @@ def read(model: nn.Module, carrier: Carrier) -> Tensor:
 def read_suspect(suspect: nn.Module | Suspect, carrier: Carrier) -> Tensor:
     """A suspect's carrier, in memory."""
     if not isinstance(suspect, nn.Module):
-        raise TypeError(f"bits are read from weights: give the module itself, not a {type(suspect).__name__}")
+        raise SuspectError(f"bits are read from weights: give the module itself, not a {type(suspect).__name__}")
     try:
         values = read(suspect, carrier).detach().cpu()
     except (KeyError, IndexError, RuntimeError) as error:
-        raise ValueError(f"the suspect is not of the federation's architecture: {one_line(error)}") from None
+        raise SuspectError(f"the suspect is not of the federation's architecture: {one_line(error)}") from None
     if len(values) != carrier.size:
-        raise ValueError(
+        raise SuspectError(
             f"the suspect is not of the federation's architecture: {len(values)} of its numbers carry bits, "
             f"not {carrier.size}"
         )

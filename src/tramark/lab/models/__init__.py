@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from tramark.errors import SettingError
 from tramark.lab.models.alexnet import alexnet
 from tramark.lab.models.cnn import cnn, small_cnn
 from tramark.lab.models.mlp import mlp
@@ -39,9 +40,9 @@ def build(
     1663370
     """
     if name not in NAMES:
-        raise ValueError(f"no model named {name!r}; there are {', '.join(NAMES)}")
+        raise SettingError(f"no model named {name!r}; there are {', '.join(NAMES)}")
     if classes < 2:
-        raise ValueError(f"{name}: classes is {classes}; a classifier needs at least 2")
+        raise SettingError(f"{name}: classes is {classes}; a classifier needs at least 2")
     if seed is not None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -51,5 +52,5 @@ def build(
     if name == "text":
         return text(vocabulary, classes)
     if len(input_shape) != 3:
-        raise ValueError(f"{name} takes images, of shape (channels, height, width), not {input_shape}")
+        raise SettingError(f"{name} takes images, of shape (channels, height, width), not {input_shape}")
     return IMAGE[name](input_shape, classes)

@@ -2,6 +2,8 @@
 
 from torch import nn
 
+from tramark.errors import SettingError
+
 
 def pooled(name: str, input_shape: tuple[int, ...], poolings: int) -> tuple[int, int]:
     """Height and width after so many 2×2 poolings; an error where nothing would be left.
@@ -11,7 +13,7 @@ def pooled(name: str, input_shape: tuple[int, ...], poolings: int) -> tuple[int,
     """
     _, height, width = input_shape
     if min(height, width) < 2**poolings:
-        raise ValueError(f"{name} needs images of at least {2**poolings}×{2**poolings}, not {height}×{width}")
+        raise SettingError(f"{name} needs images of at least {2**poolings}×{2**poolings}, not {height}×{width}")
     return height // 2**poolings, width // 2**poolings
 
 

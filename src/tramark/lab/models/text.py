@@ -2,6 +2,8 @@
 
 from torch import Tensor, nn
 
+from tramark.errors import SettingError
+
 DIM = 64
 
 
@@ -27,5 +29,5 @@ class BagOfWords(nn.Module):
 def text(vocabulary: int, classes: int) -> nn.Module:
     """Word vectors of 64, a hidden layer of 128."""
     if vocabulary < 2:
-        raise ValueError(f"text: vocabulary is {vocabulary}; give the number of token ids, padding included")
+        raise SettingError(f"text: vocabulary is {vocabulary}; give the number of token ids, padding included")
     return BagOfWords(vocabulary, classes)

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tramark.errors import SettingError
+
 
 class Attention(nn.Module):
     """Multi-head self-attention."""
@@ -78,7 +80,7 @@ def fitting_patch(input_shape: tuple[int, ...], wanted: int) -> int:
     common = math.gcd(height, width)
     patch = max(size for size in range(1, wanted + 1) if common % size == 0)
     if patch == 1:
-        raise ValueError(f"no patch of 2 to {wanted} pixels tiles {height}×{width} images; pad or crop them")
+        raise SettingError(f"no patch of 2 to {wanted} pixels tiles {height}×{width} images; pad or crop them")
     return patch
 
 

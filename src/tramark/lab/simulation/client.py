@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tramark.errors import SettingError
+from tramark.fleet.scratch import device_of, evaluating
 from tramark.lab.data.dataset import Dataset
 from tramark.marks.split import channels_last
 
@@ -39,7 +41,7 @@ class LocalTraining:
 
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.batch_size < 1:
-            raise ValueError(f"epochs and batch_size must be at least 1: {self}")
+            raise SettingError(f"epochs and batch_size must be at least 1: {self}")
 
     def __call__(
         self,
@@ -58,8 +60,8 @@ class LocalTraining:
         parameters that move.
         """
         if not len(indices):
-            raise ValueError("no samples to train on: indices is empty")
-        device = next(model.parameters()).device
+            raise SettingError("no samples to train on: indices is empty")
+        device = device_of(model)
         inputs, labels = dataset.train_inputs, dataset.train_labels
         moving = [weight for name, weight in model.named_parameters() if only is None or name in only]
         optimiser = torch.optim.SGD(moving, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
@@ -149,9 +151,9 @@ def predict(
     [[1.0, 0.0], [0.0, 1.0]]
     """
     if not len(inputs):
-        raise ValueError("no inputs to predict")
+        raise SettingError("no inputs to predict")
     device = next((weight.device for weight in model.parameters()), inputs.device)
-    with _evaluating(model), torch.no_grad():
+    with evaluating(model), torch.no_grad():
         return torch.cat(
             [
                 model(channels_last((prepare(batch) if prepare else batch).to(device))).to(inputs.device)
@@ -174,7 +176,7 @@ def accuracy(
     0.75
     """
     if len(inputs) != len(labels):
-        raise ValueError(f"{len(inputs)} inputs but {len(labels)} labels")
+        raise SettingError(f"{len(inputs)} inputs but {len(labels)} labels")
     answers = predict(model, inputs, prepare=prepare, batch_size=batch_size).argmax(dim=1)
     return float((answers == labels).double().mean())
 
@@ -202,16 +204,3 @@ def seeded(generator: torch.Generator, device: torch.device) -> Iterator[None]:
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode within the block; after it each module is in the mode it was in, frozen ones
-    included."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training

@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tramark.errors import SettingError
+
 # A draw takes well under a millisecond; a split that a thousand of them miss is as good as impossible.
 DRAWS = 1000
 
@@ -42,10 +44,10 @@ def dirichlet(
     1000
     """
     if gamma <= 0:
-        raise ValueError(f"gamma is {gamma}; it must be positive (0.5 is far from even, 100 nearly even)")
+        raise SettingError(f"gamma is {gamma}; it must be positive (0.5 is far from even, 100 nearly even)")
     chosen = _choose(labels, clients, generator, samples_per_client)
     if len(chosen) < clients * minimum:
-        raise ValueError(
+        raise SettingError(
             f"{len(chosen)} samples cannot give {clients} clients at least {minimum} each; "
             "ask for fewer clients or a smaller minimum"
         )
@@ -62,7 +64,7 @@ def dirichlet(
         split = [torch.cat(own) for own in zip(*parts, strict=True)]
         if min(len(own) for own in split) >= minimum:
             return split
-    raise ValueError(
+    raise SettingError(
         f"in {DRAWS} draws, no Dirichlet split with gamma {gamma} gave each of {clients} clients "
         f"{minimum} of {len(chosen)} samples; ask for a larger gamma, fewer clients or a smaller minimum"
     )
@@ -71,10 +73,10 @@ def dirichlet(
 def _choose(labels: Tensor, clients: int, generator: torch.Generator, samples_per_client: int | None) -> Tensor:
     """The indices to be split, in random order."""
     if clients < 1:
-        raise ValueError(f"clients is {clients}; there must be at least one")
+        raise SettingError(f"clients is {clients}; there must be at least one")
     if samples_per_client is not None and samples_per_client < 1:
-        raise ValueError(f"samples_per_client is {samples_per_client}; it must be at least 1")
+        raise SettingError(f"samples_per_client is {samples_per_client}; it must be at least 1")
     if clients > len(labels):
-        raise ValueError(f"{clients} clients cannot share {len(labels)} samples; each needs at least one")
+        raise SettingError(f"{clients} clients cannot share {len(labels)} samples; each needs at least one")
     order = torch.randperm(len(labels), generator=generator)
     return order if samples_per_client is None else order[: clients * samples_per_client]
