@@ -29,6 +29,7 @@ from tramark.lab.attacks.regularise import Regularise
 from tramark.lab.attacks.rnp import RNP
 from tramark.lab.attacks.smooth import LabelSmoothing
 from tramark.lab.attacks.training import layers, norms_at_rest, output_layer, reset, some
+from tramark.lab.data import Dataset
 from tramark.lab.models import build
 from tramark.lab.models.resnet import Block
 from tramark.lab.models.vit import VisionTransformer
