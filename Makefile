@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
-EXTRAS := dev,studies,onnx,flower
+EXTRAS := dev,lab,onnx,flower
 
 .PHONY: setup demo demo-flower test test-fast lint format bench arena clean
 

@@ -30,6 +30,7 @@ from tramark.evidence.statistics import NO_ANSWER
 from tramark.keys.pictures import Patterns, WafflePatterns
 from tramark.keys.sources import Source
 from tramark.lab.data import Dataset, load
+from tramark.lab.methods import Traced
 from tramark.lab.models import build
 from tramark.lab.simulation.client import LocalTraining, predict
 from tramark.lab.simulation.partition import dirichlet, iid
@@ -244,7 +245,7 @@ def federation(number: int) -> TraMark:
     """Two rounds of warm-up on the digits, then marks."""
     keyring = Keyring.generate(clients=CLIENTS, classes=CLASSES, input_shape=SHAPE, secret=secret(number))
     net = (NETS["mlp"], normed, lambda: perceptron(256, 64))[number % 3]
-    server = TraMark(made(net, seed=100 + number), keyring, warmup_rounds=2)
+    server = Traced(made(net, seed=100 + number), keyring, warmup_rounds=2)
     labels, random = digits().train_labels, seeded(number)
     parts = dirichlet(labels, 10, gamma=1.0, generator=random) if number % 2 else iid(labels, 10, generator=random)
     simulation = Simulation(server, digits(), parts, LocalTraining(epochs=1, batch_size=16, lr=0.05), seed=number)

@@ -82,7 +82,7 @@ def attack(
         table.write_text(markdown(rows))
     picture = out or runs[0] / "attacks.png"
     if everything and not draw_matrix(rows, picture):
-        console.print("no picture of the matrix: install tramark[studies] for it")
+        console.print("no picture of the matrix: install tramark[lab] for it")
 
 
 def _assaults(

@@ -181,7 +181,7 @@ def _watch(job: Callable[..., dict[str, Any]], settings: "Settings", out: Path) 
     title = f"{settings.data}, {settings.model}, {settings.clients} clients, {settings.method}"
     warmup = settings.warmup if settings.method == "tramark" else None
     if not draw_curves(lines, out / "curves.png", warmup=warmup, title=title):
-        console.print("no picture of the curves: install tramark[studies] for it")
+        console.print("no picture of the curves: install tramark[lab] for it")
     return summary
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from federations import digits
+from nets import drawing, seeded
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tramark.errors import SettingError
-from tramark.lab import data
-from tramark.lab.attacks import ATTACKS
+from tramark.lab.attacks import ATTACKS, convert
 from tramark.lab.attacks.adversarial import AdversarialTraining
 from tramark.lab.attacks.base import Attack, Loot
 from tramark.lab.attacks.convert import Onnx
@@ -28,23 +28,14 @@ from tramark.lab.attacks.quantise import Cast, FewBits, Int8, int8_weights
 from tramark.lab.attacks.regularise import Regularise
 from tramark.lab.attacks.rnp import RNP
 from tramark.lab.attacks.smooth import LabelSmoothing
-from tramark.lab.attacks.training import layers, norms_at_rest, output_layer, reset
+from tramark.lab.attacks.training import layers, norms_at_rest, output_layer, reset, some
 from tramark.lab.data import Dataset
-from tramark.lab.models import build, export
+from tramark.lab.models import build
 from tramark.lab.models.resnet import Block
 from tramark.lab.models.vit import VisionTransformer
 from tramark.lab.simulation.client import LocalTraining, accuracy, predict
 from tramark.suspects.base import Suspect
 from tramark.tracing.trace import trace
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-@functools.cache
-def digits() -> Dataset:
-    return data.load("digits")
 
 
 def loot() -> Loot:
@@ -88,10 +79,9 @@ OTHERS: dict[str, Callable[[], nn.Module]] = {"residual": residual, "transformer
 
 @functools.cache
 def _trained(net: str) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded():
         model = (NETS | OTHERS)[net]()
-    LocalTraining(epochs=8, batch_size=32, lr=0.03)(model, digits(), torch.arange(600, 1497), generator=seeded())
+    LocalTraining(epochs=8, batch_size=32, lr=0.03)(model, digits(), torch.arange(600, 1497), generator=drawing())
     return model.eval()
 
 
@@ -278,7 +268,7 @@ class TestTraining:
     def test_fine_tuning_is_what_a_client_does(self) -> None:
         model = trained("cnn")
         plain = copy.deepcopy(model)
-        LocalTraining(epochs=2, lr=1e-3)(plain, digits(), loot().indices, generator=seeded(5))
+        LocalTraining(epochs=2, lr=1e-3)(plain, digits(), loot().indices, generator=drawing(5))
         assert not moved(plain, taken(FineTune(epochs=2, seed=5), model))
 
     def test_retraining_starts_the_last_layer_anew(self) -> None:
@@ -294,7 +284,7 @@ class TestTraining:
         for net in ("norms", "transformer"):
             model = trained(net)
             before = copy.deepcopy(model)
-            reset(model, seeded())
+            reset(model, drawing())
             weights = {name for name, _ in model.named_parameters() if name.endswith("weight") or "." not in name}
             norms = {f"{n}.weight" for n, m in model.named_modules() if isinstance(m, nn.LayerNorm | nn.BatchNorm2d)}
             assert weights <= moved(before, model)
@@ -340,7 +330,7 @@ class TestAdversarial:
         raw, labels = digits().test_inputs, digits().test_labels
         inputs = digits().prepare(raw)
         attack = AdversarialTraining(epsilon=0.1)
-        found = attack.perturbed(model, inputs, labels, loot(), seeded())
+        found = attack.perturbed(model, inputs, labels, loot(), drawing())
         black, white = (digits().prepare(torch.full_like(raw[:1], value)).mean() for value in (0, 255))
         assert float((found - inputs).abs().max()) == pytest.approx(0.1 * float(white - black), rel=1e-4)
         assert black <= found.min() <= found.max() <= white
@@ -355,13 +345,13 @@ class TestAdversarial:
 
         def under_attack(net: nn.Module) -> float:
             inputs, labels = digits().prepare(digits().test_inputs), digits().test_labels
-            found = attack.perturbed(net, inputs, labels, loot(), seeded())
+            found = attack.perturbed(net, inputs, labels, loot(), drawing())
             return float((net(found).argmax(1) == labels).float().mean())
 
         assert under_attack(hardened) > under_attack(tuned) + 0.1
 
     def test_words_are_refused(self) -> None:
-        tokens, labels = torch.randint(20, (8, 5), generator=seeded()), torch.arange(8) % 2
+        tokens, labels = torch.randint(20, (8, 5), generator=drawing()), torch.arange(8) % 2
         text = Dataset("text", tokens, labels, tokens, labels, 2, kind="text", vocabulary=20)
         model = build("text", input_shape=(5,), classes=2, vocabulary=20, seed=0)
         with pytest.raises(ValueError, match="images and tables"):
@@ -438,7 +428,7 @@ class TestRNP:
     def test_unlearning_forgets_the_task(self, net: str) -> None:
         model = trained(net)
         assert right(model) > 0.75
-        assert right(RNP().unlearn(model, loot())) < 0.3
+        assert right(RNP()._unlearn(model, loot(), drawing())) < 0.3
 
     def test_masks_lie_where_the_source_lays_them(self) -> None:
         attack = RNP(samples=128, unlearning_epochs=1, recovery_epochs=1)
@@ -465,7 +455,9 @@ class TestRNP:
 
     def test_the_masks_recover_the_task(self) -> None:
         model, attack = trained("cnn"), RNP(samples=200)
-        forgetful, masks = attack.unlearn(model, loot()), attack.masks(model, loot())
+        random = drawing()
+        forgetful = attack._unlearn(model, some(loot(), attack.samples, random), random)
+        masks = attack.masks(model, loot())
         clean, labels = loot().prepare(loot().inputs), loot().labels
         masked = copy.deepcopy(forgetful)
         with torch.no_grad():
@@ -648,6 +640,6 @@ class TestSymmetries:
 
 class TestOnnx:
     def test_a_missing_extra_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(export, "find_spec", lambda name: None if name == "onnxscript" else object())
-        with pytest.raises(SettingError, match=r"needs onnxscript: pip install 'tramark\[onnx\]'"):
+        monkeypatch.setattr(convert, "find_spec", lambda name: None if name == "onnxscript" else object())
+        with pytest.raises(ImportError, match=r"needs onnxscript: pip install 'tramark\[onnx\]'"):
             Onnx()(trained("mlp"), loot())

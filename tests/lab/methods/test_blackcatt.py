@@ -7,20 +7,18 @@ from typing import Any
 
 import pytest
 import torch
+from federations import SECRET, scene, simulate
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nets import mlp, seeded
 from torch import Tensor, nn
 
 from tramark.evidence.statistics import NO_ANSWER
 from tramark.keys import streams
 from tramark.keys.pictures import Patterns
 from tramark.keys.sources import Tokens, Vectors
-from tramark.lab import data
-from tramark.lab.methods.base import Scene
 from tramark.lab.methods.blackcatt import (
-    PUBLISHED,
     BlackCATT,
-    Recipe,
     biases,
     codeword,
     scores,
@@ -28,13 +26,11 @@ from tramark.lab.methods.blackcatt import (
     trained_weights,
 )
 from tramark.lab.models import build
-from tramark.lab.simulation import partition
 from tramark.lab.simulation.client import LocalTraining
 from tramark.lab.simulation.simulator import Simulation
 from tramark.suspects.base import Answers
 from tramark.vault.packing import pack, unpack
 
-SECRET = b"s" * 32
 SMALL: dict[str, Any] = {"questions": 100, "steps": 60, "rate": 0.05}
 LONG: dict[str, Any] = {"questions": 200, "steps": 80, "rate": 0.05, "peers": 2}
 CLIENTS = tuple(f"client-{i}" for i in range(4))
@@ -141,20 +137,14 @@ def test_colluders_are_caught_and_nobody_else(colluders: int, strategy: str) -> 
 
 def server(classes: int = 10, **options: Any) -> BlackCATT:
     model = build("mlp", input_shape=(1, 8, 8), classes=classes, seed=0)
-    scene = Scene(CLIENTS, classes, Patterns((1, 8, 8)), SECRET, options={**SMALL, **options})
-    return BlackCATT.make(model, scene)
+    return BlackCATT.make(model, scene(Patterns((1, 8, 8)), clients=CLIENTS, classes=classes, **{**SMALL, **options}))
 
 
 def federation(rounds: int, **options: Any) -> Simulation:
     """Four clients on digits, three rounds without marks and the others with."""
-    dataset = data.load("digits")
-    parts = partition.iid(
-        dataset.train_labels, len(CLIENTS), generator=torch.Generator().manual_seed(0), samples_per_client=200
-    )
-    triggers = Patterns((1, 8, 8), mean=dataset.mean, std=dataset.std)
-    scene = Scene(CLIENTS, dataset.classes, triggers, SECRET, warmup=3, options={**LONG, **options})
-    method = BlackCATT.make(build("mlp", input_shape=(1, 8, 8), classes=10, seed=0), scene)
-    simulation = Simulation(method, dataset, parts, LocalTraining(epochs=4))
+    made = scene(clients=CLIENTS, warmup=3, **{**LONG, **options})
+    method = BlackCATT.make(build("mlp", input_shape=(1, 8, 8), classes=10, seed=0), made)
+    simulation = simulate(method, LocalTraining(epochs=4), samples=200)
     while method.round < rounds:
         simulation.step()
     return simulation
@@ -244,8 +234,7 @@ def test_starting_from_a_warm_up_equals_warming_up() -> None:
     warm = federation(2, **quick)
     whole, late = federation(4, **quick), federation(0, **quick)
     warm.step()
-    method_of(late).fleet.load_base(warm.method.fleet.state_dict())
-    method_of(late).round = 3
+    late.method.warm_start(warm.method.state_dict())
     late.step()
     assert torch.equal(method_of(late).raw, method_of(whole).raw)
     assert torch.equal(late.method.fleet.marks, whole.method.fleet.marks)
@@ -282,23 +271,19 @@ def test_triggers_stay_within_reach_of_the_noise() -> None:
 
 def test_starting_triggers_know_nothing_of_codewords() -> None:
     one, other = (
-        BlackCATT(
+        BlackCATT.make(
             build("mlp", input_shape=(1, 8, 8), classes=10, seed=0),
-            clients,
-            classes=10,
-            triggers=Patterns((1, 8, 8)),
-            secret=SECRET,
-            recipe=Recipe(**SMALL | {"steps": 1, "trigger_steps": 0}),
+            scene(clients=clients, **SMALL | {"steps": 1, "trigger_steps": 0}),
         )
-        for clients in (["alice", "bob"], ["carol", "dave", "erin"])
+        for clients in (("alice", "bob"), ("carol", "dave", "erin"))
     )
-    one.mark()
-    other.mark()
+    one.dispatch()
+    other.dispatch()
     assert torch.equal(one.raw, other.raw)
 
 
 def test_the_published_recipe_takes_one_small_step() -> None:
-    method = server(**{f: getattr(PUBLISHED, f) for f in ("steps", "rate", "batch", "enough", "peers", "collusion")})
+    method = server(steps=1, rate=1e-4, batch=None, enough=None, peers=5, collusion=0.1)
     method.dispatch()
     moved = (method.fleet.marks - method.fleet.base).abs().max()
     assert 0 < float(moved) < 1e-2
@@ -311,7 +296,7 @@ def test_the_rest_of_the_loss_matters() -> None:
     kept = server(collusion=0.0, regularisation=20.0)
     aware = server(collusion=1.0, peers=2, regularisation=0.0)
     assert "collusion=1.0" in repr(aware)
-    auxiliary = plain.triggers.prepare(plain.triggers.render(SECRET, 999, range(20)))
+    auxiliary = plain.scene.source.prepare(plain.scene.source.render(SECRET, 999, range(20)))
     changes, pairs = [], []
     for method in (plain, kept, aware):
         usual = model_of(method, method.fleet.state())(auxiliary).softmax(1).detach()
@@ -350,10 +335,8 @@ def test_correction_asks_for_more() -> None:
 
 
 def test_batch_norm_is_left_alone() -> None:
-    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 10))
-    method = BlackCATT(
-        model, CLIENTS, classes=10, triggers=Patterns((1, 8, 8)), secret=SECRET, recipe=Recipe(questions=20, steps=3)
-    )
+    model = mlp(16, normed=True)
+    method = BlackCATT.make(model, scene(clients=CLIENTS, questions=20, steps=3))
     assert trained_weights(model, method.fleet) == ["1.weight", "1.bias", "4.weight", "4.bias"]
     state = dict(method.dispatch())["client-0"]
     for name in ("2.weight", "2.bias", "2.running_mean", "2.running_var"):
@@ -363,13 +346,18 @@ def test_batch_norm_is_left_alone() -> None:
 
 @pytest.mark.parametrize("triggers", [Vectors(12), Tokens(6, vocabulary=30)], ids=["table", "text"])
 def test_other_kinds_of_inputs(triggers: Vectors | Tokens) -> None:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded():
         text = isinstance(triggers, Tokens)
         first = [nn.Embedding(30, 8), nn.Flatten(), nn.Linear(48, 64)] if text else [nn.Linear(12, 64)]
         model = nn.Sequential(*first, nn.ReLU(), nn.Linear(64, 3))
-    recipe = Recipe(questions=100, steps=200, rate=0.1, regularisation=0.0, false_accusation=1e-3)
-    method = BlackCATT(model, CLIENTS, classes=3, triggers=triggers, secret=SECRET, recipe=recipe)
+    recipe: dict[str, Any] = {
+        "questions": 100,
+        "steps": 200,
+        "rate": 0.1,
+        "regularisation": 0.0,
+        "false_accusation": 1e-3,
+    }
+    method = BlackCATT.make(model, scene(triggers, clients=CLIENTS, classes=3, **recipe))
     before = method.raw.clone()
     for _ in range(3):
         method.collect(dict(method.dispatch()))

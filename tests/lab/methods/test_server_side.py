@@ -6,9 +6,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import federations
 import numpy as np
 import pytest
 import torch
+from federations import SECRET, digits, simulate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize, minimize_scalar
@@ -20,8 +22,8 @@ from tramark.fleet.layout import Layout
 from tramark.fleet.scratch import loaded
 from tramark.keys.pictures import Patterns, WafflePatterns
 from tramark.keys.sources import Source, Tokens, Vectors
-from tramark.lab.data import Dataset, load
-from tramark.lab.methods import METHODS, FedAvg, Method, Scene, Verifiable
+from tramark.lab.methods import FedAvg, Method, Scene, Verifiable
+from tramark.lab.methods.base import Declared
 from tramark.lab.methods.fedtracker import (
     Carrier,
     FedTracker,
@@ -33,7 +35,6 @@ from tramark.lab.methods.fedtracker import (
 )
 from tramark.lab.methods.waffle import ClassQuestions, Rehearsal, Waffle
 from tramark.lab.models import build
-from tramark.lab.simulation import partition
 from tramark.lab.simulation.client import LocalTraining
 from tramark.lab.simulation.run import Settings, run
 from tramark.lab.simulation.simulator import Simulation
@@ -41,21 +42,14 @@ from tramark.suspects.module import ModuleSuspect
 from tramark.vault.packing import pack, unpack
 
 CLIENTS = tuple(f"client-{i}" for i in range(5))
-SECRET = b"s" * 32
-
-
-@pytest.fixture(scope="module")
-def digits() -> Dataset:
-    return load("digits")
 
 
 def scene(source: Source | None = None, classes: int = 10, **options: Any) -> Scene:
-    return Scene(CLIENTS, classes, source or Patterns((1, 8, 8)), SECRET, options=options)
+    return federations.scene(source or Patterns((1, 8, 8)), clients=CLIENTS, classes=classes, **options)
 
 
-def simulation(method: Method, dataset: Dataset) -> Simulation:
-    parts = partition.iid(dataset.train_labels, len(CLIENTS), generator=torch.Generator().manual_seed(0))
-    return Simulation(method, dataset, parts, LocalTraining(epochs=2, batch_size=32), evaluation_samples=200)
+def simulation(method: Method) -> Simulation:
+    return simulate(method, LocalTraining(epochs=2, batch_size=32), samples=None, evaluation_samples=200)
 
 
 def mlp(seed: int = 0) -> nn.Module:
@@ -176,10 +170,10 @@ def test_a_rehearsal_that_cannot_work_is_refused(wrong: dict[str, Any]) -> None:
 # WAFFLE.
 
 
-def test_waffle_marks_everybodys_model_alike_and_claims_no_strangers(digits: Dataset) -> None:
+def test_waffle_marks_everybodys_model_alike_and_claims_no_strangers() -> None:
     server = Waffle.make(mlp(), scene())
     plain = FedAvg(mlp(), CLIENTS)
-    federation, other = simulation(server, digits), simulation(plain, digits)
+    federation, other = simulation(server), simulation(plain)
     for _ in range(4):
         line = federation.step()
         other.step()
@@ -193,7 +187,7 @@ def test_waffle_marks_everybodys_model_alike_and_claims_no_strangers(digits: Dat
     assert finding.accused == ()
     assert finding.queries == 100
     assert finding.scores == dict.fromkeys(CLIENTS, server.confidence(model, CLIENTS[0]))
-    assert server.verify(ModuleSuspect(model, digits.prepare)) == finding
+    assert server.verify(ModuleSuspect(model, digits().prepare)) == finding
     for _, stranger in models(plain):
         assert not server.verify(stranger).owned
     assert not server.verify(mlp(seed=5)).owned
@@ -365,8 +359,8 @@ def test_the_carrier_is_norms_or_else_kernels_or_else_hidden_layers(
 def test_a_net_too_small_for_its_bits_is_refused_with_what_would_fit() -> None:
     net = nn.Linear(16, 3)
     with pytest.raises(ValueError, match="ask for 16 bits at most"):
-        FedTracker(net, CLIENTS, ClassQuestions(Vectors(16), SECRET, 3))
-    assert FedTracker(net, CLIENTS, ClassQuestions(Vectors(16), SECRET, 3), bits=16).carrier.size == 16
+        FedTracker.make(net, scene(Vectors(16), 3))
+    assert FedTracker.make(net, scene(Vectors(16), 3, bits=16)).carrier.size == 16
 
 
 @pytest.mark.parametrize("wrong", [{"projection": "sideways"}, {"similarity": 1.2}, {"bits": 0}])
@@ -376,11 +370,11 @@ def test_parameters_that_cannot_work_are_refused(wrong: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("projection", ["published", "reversed"])
-def test_fedtracker_traces_its_clients_and_accuses_no_strangers(digits: Dataset, projection: Projection) -> None:
+def test_fedtracker_traces_its_clients_and_accuses_no_strangers(projection: Projection) -> None:
     server = FedTracker.make(mlp(), scene(projection=projection))
-    federation = simulation(server, digits)
+    federation, returned = simulation(server), dict[str, dict[str, Tensor]]()
     for _ in range(4):
-        line = federation.step(keep=True)
+        line = federation.step(keep=returned.__setitem__)
         for _, model in models(server):
             assert server.questions.accuracy(server.questions.ask(model, "train")) >= 0.9
     assert line["vr"] >= 0.9
@@ -391,7 +385,7 @@ def test_fedtracker_traces_its_clients_and_accuses_no_strangers(digits: Dataset,
         scores = server.verify(model).scores
         assert scores[client] == max(scores.values()) >= 0.85
     # What clients had after their own training, from the round before: the fingerprint is still there.
-    for client, state in federation.trained.items():
+    for client, state in returned.items():
         model.load_state_dict(state)
         scores = server.verify(model).scores
         assert scores[client] == max(scores.values())
@@ -455,9 +449,7 @@ def test_resuming_is_bitwise(method: str, stop: int) -> None:
 
 
 @pytest.mark.parametrize("method", ["waffle", "fedtracker"])
-def test_a_run_by_name_goes_on_where_it_stopped(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(METHODS, "waffle", Waffle)
-    monkeypatch.setitem(METHODS, "fedtracker", FedTracker)
+def test_a_run_by_name_goes_on_where_it_stopped(method: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"data": "digits", "model": "mlp", "clients": 3, "samples_per_client": 120, "warmup": 0}
     whole = run(Settings(**options, method=method, rounds=3, local_epochs=2), tmp_path / "whole")
     run(Settings(**options, method=method, rounds=2, local_epochs=2), tmp_path / "parts")
@@ -470,9 +462,8 @@ def test_a_run_by_name_goes_on_where_it_stopped(method: str, tmp_path: Path, mon
 def test_they_are_what_they_say(method: str) -> None:
     server = make(method, mlp(), scene(triggers=50))
     assert isinstance(server, Verifiable)
-    assert server.access == ("black-box" if method == "waffle" else "white-box")
-    assert server.names_clients is (method == "fedtracker")
-    assert not server.resists_collusion
+    traces = method == "fedtracker"
+    assert server.declared == Declared("white-box" if traces else "black-box", names_clients=traces)
     assert "triggers=50" in repr(server)
     assert SECRET.hex() not in repr(server)
     assert repr(SECRET) not in repr(server)

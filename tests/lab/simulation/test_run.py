@@ -7,21 +7,26 @@ from typing import Any
 
 import pytest
 import torch
+from federations import ring
+from nets import mlp
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
 from typer.testing import CliRunner
 
-from tramark import Keyring, TraMark, trace
+from tramark import TraMark, trace
 from tramark.cli import app, main
-from tramark.keys.sources import Tokens
+from tramark.errors import SettingError
+from tramark.keys.sources import Source, Tokens, Vectors
 from tramark.lab.data import Dataset
+from tramark.lab.methods import Traced
 from tramark.lab.models import build
 from tramark.lab.simulation.client import LocalTraining, accuracy, predict
 from tramark.lab.simulation.metrics import SIGMA, answers_of_all, judge, task_accuracy, traceability
-from tramark.lab.simulation.run import Settings, prepare, run
+from tramark.lab.simulation.run import Settings, prepare, reopen, run
 from tramark.lab.simulation.simulator import Simulation
 from tramark.marks.closed_form import ClosedForm
+from tramark.vault.commit import state_digest
 from tramark.vault.store import Vault
 
 SMALL: dict[str, Any] = {"data": "digits", "model": "cnn", "clients": 4, "samples_per_client": 120, "local_epochs": 1}
@@ -56,7 +61,8 @@ def test_a_run_writes_all_it_promises_and_its_models_are_traced(tmp_path: Path) 
     with Vault.open(out / "vault") as vault:
         assert vault.audit() == []
         keyring = vault.keyring
-        assert sum(entry["event"] == "issued" for entry in vault.log()) == 8 * 4
+        # What each of four clients got in eight rounds, and what they get at last.
+        assert sum(entry["event"] == "issued" for entry in vault.log()) == 9 * 4
     for client, state in models(out / "models").items():
         model = build("cnn", input_shape=(1, 8, 8), classes=10)
         model.load_state_dict(state)
@@ -90,6 +96,78 @@ def test_starting_from_anothers_warm_up_equals_warming_up(tmp_path: Path) -> Non
     run(settings, tmp_path / "first")
     run(settings, tmp_path / "second", warm_from=tmp_path / "first")
     assert same(tmp_path / "first" / "models", tmp_path / "second" / "models")
+
+
+def settings_for(start: str, tmp_path: Path) -> tuple[Settings, dict[str, Any]]:
+    """Settings and options of a run that starts without a warm-up, from another run's, or from its own."""
+    settings = Settings(**SMALL, rounds=3, warmup=0 if start == "no warm-up" else 1, sample_fraction=0.5)
+    if start != "another's warm-up":
+        return settings, {}
+    run(settings, tmp_path / "first")
+    return settings, {"warm_from": tmp_path / "first"}
+
+
+@pytest.mark.parametrize("start", ["no warm-up", "another's warm-up", "its own warm-up"])
+def test_every_model_that_a_client_gets_is_logged_as_issued(
+    start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, options = settings_for(start, tmp_path)
+    got: list[str] = []
+    train = LocalTraining.__call__
+
+    def watched(self: LocalTraining, model: nn.Module, *given: Any, **more: Any) -> float:
+        got.append(state_digest(model.state_dict()))
+        return train(self, model, *given, **more)
+
+    monkeypatch.setattr(LocalTraining, "__call__", watched)
+    out = tmp_path / "run"
+    run(settings, out, **options)
+    assert len(got) == (2 if "warm_from" in options else 3) * 2
+    last = [state_digest(state) for state in models(out / "models").values()]
+    assert len(last) == 4
+    with Vault.open(out / "vault") as vault:
+        logged = {entry["model"] for entry in vault.log() if entry["event"] == "issued"}
+        assert vault.audit() == []
+    assert {*got, *last} == logged
+
+
+@pytest.mark.parametrize("method", ["tramark", "waffle"])
+def test_looking_at_a_run_changes_nothing_in_its_folder(method: str, tmp_path: Path) -> None:
+    settings = Settings(**SMALL, rounds=2, warmup=1, method=method)
+    run(settings, tmp_path)
+
+    def files() -> dict[Path, tuple[int, bytes]]:
+        return {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in tmp_path.rglob("*") if p.is_file()}
+
+    before = files()
+    found, simulation = reopen(tmp_path)
+    assert found == settings
+    issued = models(tmp_path / "models")
+    for client, state in simulation.method.dispatch().items():
+        assert all(torch.equal(state[name], issued[client][name]) for name in state)
+    simulation.step()
+    assert simulation.method.round == 3
+    assert files() == before
+
+
+@pytest.mark.parametrize("method", ["tramark", "fedavg"])
+def test_a_run_killed_before_its_metrics_were_written_loses_no_round(tmp_path: Path, method: str) -> None:
+    settings = Settings(**SMALL, rounds=2, warmup=1, method=method)
+    run(settings, tmp_path)
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    (tmp_path / "metrics.jsonl").write_text(lines[0] + "\n")
+    run(settings, tmp_path, resume=True)
+    again = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in again] == [1, 2]
+    assert again[1]["per_client"] == json.loads(lines[1])["per_client"]
+
+
+def test_settings_that_cannot_work_leave_no_vault_behind(tmp_path: Path) -> None:
+    settings = Settings(**SMALL, rounds=2, warmup=1)
+    with pytest.raises(SettingError, match="0 workers"):
+        run(settings, tmp_path, workers=0)
+    assert not (tmp_path / "vault").exists()
+    run(settings, tmp_path)
 
 
 def test_how_marks_are_written_can_be_told() -> None:
@@ -169,19 +247,13 @@ def _fails(words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 
 
 def marked_server(assignment: str = "code") -> TraMark:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 96), nn.ReLU(), nn.Linear(96, 10))
-    keyring = Keyring.generate(
-        clients=["a", "b", "c"], classes=10, input_shape=(1, 8, 8), questions=16, secret=b"s" * 32,
-        assignment=assignment,  # type: ignore[arg-type]
-    )  # fmt: skip
-    return TraMark(model, keyring, warmup_rounds=0)
+    return TraMark(mlp(128, 96), ring(assignment=assignment), warmup_rounds=0)
 
 
 @pytest.mark.parametrize(("preset", "runs"), [("default", 1), ("paper", 2)])
 def test_what_models_share_is_run_once_with_the_same_result(preset: str, runs: int) -> None:
     model = build("cnn", input_shape=(1, 8, 8), classes=10, seed=0)
-    keyring = Keyring.generate(clients=["a", "b"], classes=10, input_shape=(1, 8, 8), questions=16, secret=b"s" * 32)
+    keyring = ring(clients=["a", "b"])
     server = TraMark(model, keyring, warmup_rounds=0, preset=preset)
     inputs = torch.randn(5, 1, 8, 8)
     passes: list[Any] = []
@@ -222,7 +294,7 @@ def test_metrics_are_the_papers(assignment: str) -> None:
 def test_a_model_without_a_mark_is_not_traced() -> None:
     server = marked_server()
     base = server.base_model()
-    found = judge(server.keyring, ["a", "b", "c"], lambda x: predict(base, x).expand(3, -1, -1))
+    found = judge(server.keyring, server.fleet.clients, lambda x: predict(base, x).expand(3, -1, -1))
     assert found.vr == 0.0
     assert found.kl == pytest.approx(0, abs=1e-6)
     assert found.collisions == 1.0
@@ -253,16 +325,15 @@ def test_tables_and_text(kind: str, enough: float) -> None:
         inputs = torch.randn(400, 20, generator=generator) + labels[:, None]
         dataset = Dataset("toy", inputs, labels, inputs, labels, classes=2, kind="tabular")
         model = build("mlp", input_shape=(20,), classes=2, seed=0)
-        keyring = Keyring.generate(clients=["a", "b"], classes=2, input_shape=(20,), questions=40, secret=b"s" * 32)
+        source: Source = Vectors(20)
     else:
         tokens = torch.randint(2, 150, (400, 24), generator=generator) + 150 * labels[:, None]
         dataset = Dataset("toy", tokens, labels, tokens, labels, classes=2, kind="text", vocabulary=300)
         model = build("text", input_shape=(24,), classes=2, vocabulary=300, seed=0)
-        keyring = Keyring.generate(
-            clients=["a", "b"], classes=2, source=Tokens(24, vocabulary=300), questions=40, secret=b"s" * 32
-        )
+        source = Tokens(24, vocabulary=300)
     parts = [torch.arange(200), torch.arange(200, 400)]
-    server = TraMark(model, keyring, warmup_rounds=2)
+    keyring = ring(clients=["a", "b"], classes=2, source=source, questions=40)
+    server = Traced(model, keyring, warmup_rounds=2)
     simulation = Simulation(server, dataset, parts, LocalTraining(epochs=5, batch_size=16))
     for _ in range(4):
         line = simulation.step()

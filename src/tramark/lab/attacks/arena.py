@@ -168,17 +168,17 @@ def assault(
                 if isinstance(attack, Collusion)
                 else attack(models[0], stage.loot(group[0]))
             )
-        except ValueError as error:
+        except SettingError as error:
             problem = str(error)
             break
         before.append(statistics.mean(stage.before(client, samples) for client in group))
         after.append(stage.accuracy(turned_up, samples))
         if isinstance(method, Verifiable):
-            if method.access == "white-box" and not isinstance(turned_up, nn.Module):
+            if method.declared.access == "white-box" and not isinstance(turned_up, nn.Module):
                 problem = "the method must see the weights, and what turns up only answers"
                 break
             finding, own = _verify(method, turned_up, group)
-            verdicts[_verdict(finding, group, method.names_clients)] += 1
+            verdicts[_verdict(finding, group, method.declared.names_clients)] += 1
             confidences.append(own)
             queries.append(finding.queries)
         if progress is not None:
@@ -208,9 +208,9 @@ def assault(
 def _verify(method: Verifiable, suspect: nn.Module | Suspect, group: tuple[str, ...]) -> tuple[Finding, float]:
     try:
         return method.verify(suspect), max(method.confidence(suspect, client) for client in group)
-    except (SuspectError, ValueError, KeyError, RuntimeError, AttributeError):
+    except SuspectError:
         # Weights of another shape or kind than the method's own: it can tell nothing.
-        if method.access == "black-box":
+        if method.declared.access == "black-box":
             raise
         return Finding((), {}, conclusive=False), 0.0
 

@@ -76,7 +76,7 @@ class Average:
             len(self.weights) != self.colluders or min(self.weights) < 0 or not sum(self.weights) > 0
         ):
             raise SettingError(
-                f"weights {self.weights}: give one for each of {self.colluders} colluders, none negative"
+                f"weights {self.weights}: give one for each of {self.colluders} colluders, and none below 0"
             )
 
     def collude(self, models: Sequence[nn.Module], loot: Loot) -> nn.Module:

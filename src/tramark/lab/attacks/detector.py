@@ -49,9 +49,7 @@ class Refuse:
 
     def __call__(self, model: nn.Module, loot: Loot) -> Suspect:
         if len(loot.indices) < 2 * loot.classes:
-            raise SettingError(
-                f"{len(loot.indices)} samples of {loot.classes} classes are too few to fit a detector to"
-            )
+            raise SettingError(f"{len(loot.indices)} samples of {loot.classes} classes are too few to fit a detector")
         order = torch.randperm(len(loot.indices), generator=generator(self.seed))
         fit, held_out = order.tensor_split(2)
         suspect = served(model, loot)

@@ -75,11 +75,6 @@ class RNP:
         clean = some(loot, self.samples, random)
         return self._recover(self._unlearn(model, clean, random), clean, random)
 
-    def unlearn(self, model: nn.Module, loot: Loot) -> nn.Module:
-        """A copy of the model that has forgotten the task."""
-        random = generator(self.seed)
-        return self._unlearn(model, some(loot, self.samples, random), random)
-
     @torch.no_grad()
     def prune(self, model: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:
         """A copy of the model without the channels whose mask is at or below the threshold."""

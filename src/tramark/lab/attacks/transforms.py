@@ -3,18 +3,19 @@
 Each kind leaves natural images nearly as they were, and is hoped to spoil questions that hang on details. The strengths
 of the public evaluations: JPEG at quality 95, 65 or 45; Gaussian blur of σ = 0.5 to 0.7 pixels; the median of 3×3
 pixels; Gaussian noise of 0.01 to 0.1 of the full range; colours of 4 bits; mirror images. All of it happens on bytes,
-as in a service that is sent pictures. JPEG is what it does to pixels: blocks of 8×8 are cosine-transformed and their
-coefficients c rounded to multiples of the standard's tables, q·round(c / q), colour at half the resolution.
+as in a service that is sent pictures. JPEG is Pillow's (`pip install 'tramark[lab]'`).
 
 Noise works for tables, too, in units of each column's standard deviation, and for text, where it is the share of the
 words that are drawn anew. As for random answers, the noise on an input is the same each time it is asked.
 """
 
+import io
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -22,7 +23,6 @@ from torch.nn import functional as F
 from tramark.errors import SettingError
 from tramark.lab.attacks.answers import drawn, served
 from tramark.lab.attacks.base import Loot
-from tramark.lab.attacks.jpeg import compress
 from tramark.suspects.base import Answers, Suspect
 
 Kind = Literal["jpeg", "blur", "median", "noise", "bit-depth", "flip"]
@@ -87,7 +87,7 @@ class Transform:
         """Images as the model gets to see them, as bytes again."""
         match self.kind:
             case "jpeg":
-                return compress(raw, self._strength)
+                return jpeg(raw, self._strength)
             case "blur":
                 return blur(raw, self._strength)
             case "median":
@@ -129,6 +129,35 @@ _ALLOWED: dict[Kind, tuple[Callable[[float], bool], str]] = {
     "bit-depth": (lambda s: s in range(1, 9), "a whole number of bits from 1 to 8"),
     "flip": (lambda s: 0 <= s <= 1, "a share from 0 to 1"),
 }
+
+
+def jpeg(raw: Tensor, quality: float) -> Tensor:
+    """Bytes of N×C×H×W images after JPEG compression of this quality.
+
+    Images of three channels are red, green and blue; in others each channel is compressed as a grey image.
+
+    >>> flat = torch.full((1, 1, 28, 28), 77, dtype=torch.uint8)
+    >>> torch.equal(jpeg(flat, 75), flat)
+    True
+    """
+    if not 1 <= quality <= 100:
+        raise SettingError(f"a JPEG quality of {quality}: it goes from 1 to 100")
+    try:
+        from PIL import Image
+    except ImportError:
+        raise SettingError("JPEG needs Pillow: pip install 'tramark[lab]'") from None
+    colour = raw.shape[1] == 3
+    # Pillow takes colour images as H×W×3.
+    pictures = raw.cpu().permute(0, 2, 3, 1) if colour else raw.cpu().flatten(0, 1)
+    decoded = []
+    for picture in pictures.contiguous().numpy():
+        file = io.BytesIO()
+        Image.fromarray(picture).save(file, "JPEG", quality=round(quality))
+        decoded.append(torch.from_numpy(np.array(Image.open(file))))
+    if not decoded:
+        return raw
+    compressed = torch.stack(decoded)
+    return (compressed.permute(0, 3, 1, 2) if colour else compressed.view(raw.shape)).contiguous().to(raw.device)
 
 
 def blur(raw: Tensor, sigma: float) -> Tensor:

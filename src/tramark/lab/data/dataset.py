@@ -7,6 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from tramark.errors import DataError
+
 Kind = Literal["image", "tabular", "text"]
 
 
@@ -53,27 +55,27 @@ class Dataset:
         ):
             where = f"{self.name}: {split}"
             if inputs.dtype != dtype or inputs.dim() != dimensions:
-                raise ValueError(
+                raise DataError(
                     f"{where} inputs are {inputs.dtype} of shape {tuple(inputs.shape)}; "
                     f"{self.kind} inputs must be {dtype} with {dimensions} dimensions"
                 )
             if labels.dtype != torch.int64 or labels.shape != inputs.shape[:1]:
-                raise ValueError(
+                raise DataError(
                     f"{where} labels are {labels.dtype} of shape {tuple(labels.shape)}; "
                     f"they must be int64, one for each of the {len(inputs)} inputs"
                 )
             if len(labels) and not (int(labels.min()) >= 0 and int(labels.max()) < self.classes):
-                raise ValueError(f"{where} labels must lie in 0..{self.classes - 1}, one for each class")
+                raise DataError(f"{where} labels must lie in 0..{self.classes - 1}, one for each class")
         if self.train_inputs.shape[1:] != self.test_inputs.shape[1:]:
-            raise ValueError(
+            raise DataError(
                 f"{self.name}: train inputs have shape {tuple(self.train_inputs.shape[1:])} "
                 f"and test inputs {tuple(self.test_inputs.shape[1:])}; they must be the same"
             )
         for what, values in (("mean", self.mean), ("std", self.std)):
             if len(values) not in (0, 1) and len(values) != self.train_inputs.shape[1]:
-                raise ValueError(f"{self.name}: {what} has {len(values)} values; give one, or one a channel")
+                raise DataError(f"{self.name}: {what} has {len(values)} values; give one, or one a channel")
         if self.kind == "text" and self.vocabulary < 1:
-            raise ValueError(f"{self.name}: a text data set needs its vocabulary, the number of token ids")
+            raise DataError(f"{self.name}: a text data set needs its vocabulary, the number of token ids")
 
     @property
     def input_shape(self) -> tuple[int, ...]:

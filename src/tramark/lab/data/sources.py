@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tramark.errors import DataError
+from tramark.errors import DataError, one_line
 from tramark.lab.data import decode
 from tramark.lab.data.catalog import SETS, Spec
 from tramark.lab.data.dataset import Dataset, Kind
@@ -40,7 +40,7 @@ def load(name: str | Path, *, data_dir: Path | None = None, cache_dir: Path | No
     >>> load("imagenet")
     Traceback (most recent call last):
     ...
-    tramark.data.sources.DataError: no data set named 'imagenet'; there are mnist, ...
+    tramark.errors.DataError: no data set named 'imagenet'; there are mnist, ...
     """
     if name == "auto":
         try:
@@ -67,9 +67,9 @@ def get(name: str, *, cache_dir: Path | None = None) -> Path:
             _check(arrays, spec)
             _dataset(name, spec, arrays)
         except (OSError, ValueError, KeyError) as error:
-            failures.append(f"{source.label}: {_line(error)}")
+            failures.append(f"{source.label}: {one_line(error)}")
         except ImportError as error:
-            failures.append(f"{source.label}: {_line(error)} (pip install 'tramark[studies]')")
+            failures.append(f"{source.label}: {one_line(error)} (pip install 'tramark[lab]')")
         else:
             _write(path, arrays)
             return path
@@ -116,7 +116,7 @@ def _read(path: Path) -> Arrays:
     try:
         return decode.npz(path)
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path} cannot be read as a data set: {_line(error)}") from error
+        raise DataError(f"{path} cannot be read as a data set: {one_line(error)}") from error
 
 
 def _write(path: Path, arrays: Arrays) -> None:
@@ -177,8 +177,3 @@ def _inputs(array: Array, kind: Kind) -> Tensor:
     elif array.ndim == 4 and array.shape[-1] in (1, 3):
         array = array.transpose(0, 3, 1, 2)
     return torch.from_numpy(np.ascontiguousarray(array))
-
-
-def _line(error: Exception) -> str:
-    """The first line of what an error says, which may be nothing at all."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

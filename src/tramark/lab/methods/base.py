@@ -1,21 +1,24 @@
 """What the federation asks of a server, whatever its method.
 
-A `Method` dispatches models and collects what comes back. What else it does, it shows by having more: `train_client` if
-clients must do something of their own (`ClientSide`), `verify` if a suspect can be verified (`Verifiable`). The columns
-in which methods are compared are read off that, and off five declarations.
+A `Method` dispatches models, collects what comes back, measures its own models and keeps its state. Two things are
+optional: `train_client`, if clients must do something of their own (`ClientSide`), and `verify`, if a suspect can be
+verified (`Verifiable`). The columns in which methods are compared follow from these and from `Declared`.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from tramark.fleet.fleet import Fleet
+from tramark.keys.keyring import Keyring
 from tramark.keys.sources import Source
 from tramark.server import Incoming, RoundReport, Samples
 from tramark.suspects.base import Suspect
+from tramark.vault.store import Vault
 
 Access = Literal["black-box", "white-box"]
 
@@ -27,17 +30,33 @@ class Method(Protocol):
     fleet: Fleet
     round: int
 
+    @property
+    def marked(self) -> bool:
+        """Whether clients' models carry anything yet that can be verified."""
+
     def dispatch(self, clients: Iterable[str] | None = None) -> Mapping[str, dict[str, Tensor]]:
         """The models to send, by client."""
 
     def collect(self, incoming: Incoming, samples: Samples = None, *, strict: bool = False) -> RoundReport:
-        """End a round with what clients returned."""
+        """End a round with what clients returned, and keep the new state."""
+
+    def measure(self) -> dict[str, Any]:
+        """How well its clients' models are verified now: numbers by name, and `per_client`; empty if unmarked."""
+
+    def warm_start(self, state: Mapping[str, Any]) -> None:
+        """Begin where another run's warm-up ended: take up its `round`, `fleet` (the base) and `drift`."""
 
     def state_dict(self) -> dict[str, Any]:
         """All that is needed to go on later."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from where `state_dict` was taken."""
+
+    def resume(self) -> bool:
+        """Go on from the state that was kept; False if there is none yet."""
+
+    def close(self) -> None:
+        """Let go of the vault or file in which the state is kept; later rounds are not kept."""
 
 
 class Practice(Protocol):
@@ -96,20 +115,27 @@ class Finding:
     conclusive: bool = True
 
 
+@dataclass(frozen=True)
+class Declared:
+    """What a method that verifies suspects needs and can do; tests hold each declaration against a small federation.
+
+    Parameters
+    ----------
+    access : what it must be given: a module with its weights (white-box), or anything that answers (black-box).
+    names_clients : whether it tells clients apart, or shows only which federation a model comes from.
+    resists_collusion : whether it is made to name at least one of several colluders.
+    """
+
+    access: Access
+    names_clients: bool = True
+    resists_collusion: bool = False
+
+
 @runtime_checkable
 class Verifiable(Protocol):
     """A method that can say something about a suspect."""
 
-    access: ClassVar[Access]
-    """What it must be given: a module with its weights, or anything that answers."""
-    names_clients: ClassVar[bool]
-    """Whether it tells clients apart, or shows only whose federation a model comes from."""
-    resists_collusion: ClassVar[bool]
-    """Whether it is made to name at least one of several colluders."""
-    says_nobody: ClassVar[bool]
-    """Whether it can find that a suspect is nobody's, or always points at somebody."""
-    many_clients: ClassVar[bool]
-    """Whether it takes more clients than the task has classes."""
+    declared: ClassVar[Declared]
 
     def verify(self, suspect: nn.Module | Suspect) -> Finding:
         """Say whose a suspect is. A white-box method takes a module of the federation's architecture."""
@@ -130,6 +156,10 @@ class Scene:
     warmup: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
     """The method's own parameters, where they are not to be their defaults."""
+    vault: Callable[[Keyring], Vault] | None = None
+    """Creates or opens the vault for a keyring; a method with a keyring keeps its state there."""
+    checkpoint: Path | None = None
+    """The file in which a method without a keyring keeps its state."""
 
 
 class Maker(Method, Protocol):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tramark.errors import SettingError, one_line
+from tramark.errors import SettingError, SuspectError, one_line
 from tramark.evidence.statistics import p_values
 from tramark.fleet.layout import Layout, State
 from tramark.fleet.scratch import device_of
@@ -150,11 +150,11 @@ class BitKey:
 
 
 def normal(secret: bytes, *context: streams.Context, shape: tuple[int, ...]) -> Tensor:
-    """Independent draws from N(0, 1) that only the holder of the secret can repeat (Box and Muller's way)."""
-    count = math.prod(shape)
-    radius, angle = streams.fractions(secret, *context, shape=(2, (count + 1) // 2)).double()
-    radius, angle = (-2 * (1 - radius).log()).sqrt(), 2 * math.pi * angle
-    return torch.cat([radius * angle.cos(), radius * angle.sin()])[:count].float().reshape(shape)
+    """Independent draws from N(0, 1) that only the holder of the secret can repeat."""
+    # The fractions are multiples of 2⁻²⁴: half a step more keeps them off both ends, where the quantile is infinite.
+    uniform = streams.fractions(secret, *context, shape=shape).double() + 2**-25
+    drawn: Tensor = torch.special.ndtri(uniform)
+    return drawn.float()
 
 
 def needed(bits: int, claims: int, false_claim: float) -> int:
@@ -183,13 +183,13 @@ def read(model: nn.Module, carrier: Carrier) -> Tensor:
 def read_suspect(suspect: nn.Module | Suspect, carrier: Carrier) -> Tensor:
     """A suspect's carrier, in memory."""
     if not isinstance(suspect, nn.Module):
-        raise TypeError(f"bits are read from weights: give the module itself, not a {type(suspect).__name__}")
+        raise SuspectError(f"bits are read from weights: give the module itself, not a {type(suspect).__name__}")
     try:
         values = read(suspect, carrier).detach().cpu()
     except (KeyError, IndexError, RuntimeError) as error:
-        raise SettingError(f"the suspect is not of the federation's architecture: {one_line(error)}") from None
+        raise SuspectError(f"the suspect is not of the federation's architecture: {one_line(error)}") from None
     if len(values) != carrier.size:
-        raise SettingError(
+        raise SuspectError(
             f"the suspect is not of the federation's architecture: {len(values)} of its numbers carry bits, "
             f"not {carrier.size}"
         )

@@ -25,16 +25,18 @@ our default, adds the KL from the average model to θ_i on auxiliary inputs. Bat
 move by signed gradient steps of one grey level on the same loss of all clients, 64 levels at most in all. Marks take
 n × d numbers: no two clients' models have a weight in common.
 
-**Departures.** The source makes one step of 1e-4 in each of 1500 rounds, as `PUBLISHED` does; a federation of a dozen
-rounds would stay unmarked. So by default a round has 40 steps on batches of triggers, each with one peer of weight 0.5
-instead of five of 0.1, and a model that gives nine labels in ten is left alone. White noise looks all alike to a net
-that has not been trained on it for long: before the first marks, the triggers are led to where the base answers by
-their biases. Auxiliary inputs are synthetic questions instead of 500 images of another data set: none is needed. The
-source compares scores with Z after each trigger, with ε = 1e-6 for every look and every client, and accuses the highest
-once it is above; neither the looks nor the number of clients are corrected for. Here there is one look, at all
-triggers, everybody above Z is accused, and `correction` divides ε by the number of clients.
+**Departures.** The source makes one step of 1e-4 on all triggers in each of 1500 rounds, with λ = 0.1, 0.8 times the
+KL, and no steps of the triggers beforehand (steps=1 rate=1e-4 batch=null enough=null peers=5 collusion=0.1
+regularisation=0.8 trigger_start=0); a federation of a dozen rounds would stay unmarked. So by default a round has 40
+steps on batches of triggers, each with one peer of weight 0.5 instead of five of 0.1, and a model that gives nine
+labels in ten is left alone. White noise looks all alike to a net that has not been trained on it for long: before the
+first marks, the triggers are led to where the base answers by their biases. Auxiliary inputs are synthetic questions
+instead of 500 images of another data set: none is needed. The source compares scores with Z after each trigger, with ε
+= 1e-6 for every look and every client, and accuses the highest once it is above; neither the looks nor the number of
+clients are corrected for. Here there is one look, at all triggers, everybody above Z is accused, and `correction`
+divides ε by the number of clients.
 
-**A warning.** The bound speaks of suspects that know nothing of the codewords. Source that were moved to suit the
+**A warning.** The bound speaks of suspects that know nothing of the codewords. Triggers that were moved to suit the
 clients' models do know: they lead unmarked models, too, towards what most clients were to answer, and all clients'
 scores rise together, the more the fewer clients there are. The steps before the first marks look at the biases alone,
 and do no such harm.
@@ -43,29 +45,27 @@ E. Rodríguez-Lois et al.: BlackCATT: Black-box Collusion Aware Traitor Tracing 
 2026.
 """
 
-import copy
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from tramark.errors import SettingError
-from tramark.fleet.fleet import Fleet, Outgoing
+from tramark.errors import CheckpointError, SettingError
+from tramark.fleet.aggregation import Aggregation
+from tramark.fleet.fleet import Fleet
 from tramark.fleet.region import Places
 from tramark.fleet.scratch import device_of, loaded
 from tramark.keys import streams
-from tramark.keys.sources import Source
-from tramark.lab.methods.base import Access, Finding, Scene
+from tramark.lab.methods.base import Declared, Finding, Scene
+from tramark.lab.methods.watermarked import Watermarked
 from tramark.marks.split import channels_last
-from tramark.server import Incoming, RoundReport, Samples, fold
 from tramark.suspects.base import Suspect
-from tramark.suspects.module import ModuleSuspect
 
 
 @dataclass(frozen=True)
@@ -117,35 +117,20 @@ class Recipe:
         if not (0 <= self.collusion < math.inf and 0 <= self.regularisation < math.inf):
             raise SettingError(f"collusion and regularisation are weights and cannot be negative: {self}")
         if not 0 < self.false_accusation < 1:
-            raise SettingError(
-                f"a false-accusation bound of {self.false_accusation}: it is a probability, such as 1e-6"
-            )
-
-
-PUBLISHED = Recipe(
-    steps=1,
-    rate=1e-4,
-    batch=None,
-    enough=None,
-    peers=5,
-    collusion=0.1,
-    regularisation=0.8,
-    trigger_start=0,
-    trigger_steps=1,
-)
-"""What the source's released code does in each of its 1500 rounds (BlackCATT+FR)."""
+            raise SettingError(f"false_accusation is a probability, such as 1e-6, not {self.false_accusation}")
 
 
 START, LEVEL = 4, 1
 """How many grey levels a trigger's pixel moves in one step: before the first marks, and after."""
 
 
-class BlackCATT:
+class BlackCATT(Watermarked):
     """A server that teaches every client's model its own codeword, all weights taking part.
 
     >>> from tramark.keys.pictures import Patterns
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
-    >>> server = BlackCATT(model, ["alice", "bob"], classes=10, triggers=Patterns((1, 8, 8)), secret=b"s" * 32)
+    >>> scene = Scene(("alice", "bob"), classes=10, source=Patterns((1, 8, 8)), secret=b"s" * 32)
+    >>> server = BlackCATT.make(model, scene)
     >>> server.collect(dict(server.dispatch())).used
     ('alice', 'bob')
     >>> server.verify(model).accused    # it bears nobody's codeword
@@ -153,96 +138,55 @@ class BlackCATT:
 
     Parameters
     ----------
-    model : any `nn.Module` classifier. It is copied, and its device is used for embedding.
-    clients, classes, triggers, secret : as in a `Scene`; of the triggers only how the model is fed is used, and their
-        questions as auxiliary inputs.
-    warmup_rounds : rounds of plain FedAvg before the first marks.
-    recipe : all other parameters.
+    model, scene : as for all. The warm-up is rounds of plain FedAvg before the first marks. Of the scene's questions,
+        only how the model is fed is used, and they serve as auxiliary inputs.
+    recipe : the parameters of a `Recipe`.
     """
 
-    access: ClassVar[Access] = "black-box"
-    names_clients: ClassVar[bool] = True
-    resists_collusion: ClassVar[bool] = True
-    says_nobody: ClassVar[bool] = True
-    many_clients: ClassVar[bool] = True
+    declared: ClassVar[Declared] = Declared("black-box", resists_collusion=True)
 
-    def __init__(
-        self,
-        model: nn.Module,
-        clients: Iterable[str],
-        *,
-        classes: int,
-        triggers: Source,
-        secret: bytes,
-        warmup_rounds: int = 0,
-        recipe: Recipe | None = None,
-    ) -> None:
-        self.recipe = recipe or Recipe()
+    def __init__(self, model: nn.Module, scene: Scene, **recipe: Any) -> None:
+        classes = scene.classes
+        self.recipe = Recipe(**recipe)
         self.cutoff = 0.1 / classes if self.recipe.cutoff is None else self.recipe.cutoff
         if classes < 2:
             raise SettingError(f"codewords need at least two classes, not {classes}")
         if not 0 < self.cutoff < 1 / classes:
             raise SettingError(f"the least bias must lie between 0 and 1/{classes}, not {self.cutoff}")
-        if warmup_rounds < 0:
-            raise SettingError(f"{warmup_rounds} warm-up rounds: there cannot be fewer than none")
-        self.model = copy.deepcopy(model)
-        self.fleet = Fleet(model, clients)
-        self.round = 0
-        self.triggers = triggers
-        self.warmup_rounds = warmup_rounds
-        self._secret = secret
-        self.biases = biases(secret, self.recipe.questions, classes, self.cutoff)
-        self.codewords = torch.stack([codeword(secret, client, self.biases) for client in self.fleet.clients])
+        super().__init__(model, scene)
+        self._secret = scene.secret
+        self.biases = biases(scene.secret, self.recipe.questions, classes, self.cutoff)
+        self.codewords = torch.stack([codeword(scene.secret, client, self.biases) for client in self.fleet.clients])
         self.raw = self._noise()
         self._trained = trained_weights(self.model, self.fleet)
 
-    @classmethod
-    def make(cls, model: nn.Module, scene: Scene) -> Self:
-        return cls(
-            model,
-            scene.clients,
-            classes=scene.classes,
-            triggers=scene.source,
-            secret=scene.secret,
-            warmup_rounds=scene.warmup,
-            recipe=Recipe(**scene.options),
-        )
-
-    def __repr__(self) -> str:
-        return f"BlackCATT({len(self.fleet.clients)} clients, cutoff={self.cutoff:g}, {self.recipe})"
-
     @property
     def marked(self) -> bool:
-        """Whether the models that are sent carry marks yet."""
         return self.fleet.region is not None
 
     def dispatch(self, clients: Iterable[str] | None = None) -> Mapping[str, dict[str, Tensor]]:
-        self._mark_if_due()
-        return Outgoing(self.fleet, self.fleet.clients if clients is None else clients)
+        if not self.marked:
+            # The first models, or those that follow another run's warm-up.
+            self._mark()
+        return super().dispatch(clients)
 
-    def collect(self, incoming: Incoming, samples: Samples = None, *, strict: bool = False) -> RoundReport:
-        """End a round: everybody's model takes up the mean update, then its mark is taught some more.
+    def _finish(self, aggregation: Aggregation) -> None:
+        """Let everybody's model take up the mean update, and keep its mark.
 
         What sets a model apart from the base, its mark, is kept from round to round, as in the source. A model that was
         made of the base anew would have to learn its whole codeword in a single round, and one that took up its own
         client's update instead of the mean would leave the federation.
         """
-        # A stream of updates may dispatch models only now: they must be what the updates are compared with.
-        self._mark_if_due()
         fleet = self.fleet
         base, marks = fleet.base.clone(), fleet.marks.clone()
-        aggregation = fleet.begin()
-        refused = fold(aggregation, incoming, samples, strict=strict)
-        aggregation.finish()
+        super()._finish(aggregation)
         if fleet.region is not None:
             fleet.marks = marks + fleet.region.take(fleet.base - base)
-        self.round += 1
-        if self.round >= self.warmup_rounds:
-            self.mark()
-        return RoundReport(self.round, tuple(aggregation.taken), refused)
 
-    def mark(self) -> None:
-        """Teach everybody's model its codeword, then move the triggers. `collect` does it."""
+    def _mark(self) -> None:
+        """After the warm-up, teach everybody's model its codeword, then move the triggers."""
+        if self.round < self.scene.warmup:
+            return
         fleet = self.fleet
         with loaded(self.model, fleet):
             if fleet.region is None:
@@ -258,7 +202,7 @@ class BlackCATT:
 
         It is conclusive if whoever was to give exactly these answers would have been accused.
         """
-        answers = self._ask(suspect)
+        answers = self._ask(suspect, self.raw)
         found = scores(self.codewords, answers, self.biases)
         innocents = len(self.codewords) if self.recipe.correction else 1
         answered = int(_answered(answers, self.biases).sum())
@@ -275,52 +219,36 @@ class BlackCATT:
     def confidence(self, suspect: nn.Module | Suspect, client: str) -> float:
         """The share of one's own labels that it gives to the triggers."""
         own = self.codewords[self.fleet.clients.index(client)]
-        return float((self._ask(suspect) == own).float().mean())
+        return float((self._ask(suspect, self.raw) == own).float().mean())
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "round": self.round,
-            "clients": list(self.fleet.clients),
-            "fleet": self.fleet.state_dict(),
-            "triggers": {"raw": self.raw.clone()},
-        }
+        return super().state_dict() | {"triggers": {"raw": self.raw.clone()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from where `state_dict` was taken. The codewords come from the secret, which must be the same."""
-        if list(state["clients"]) != self.fleet.clients:
-            raise SettingError(f"a state of the clients {state['clients']}: this server was made for others")
         raw = state["triggers"]["raw"]
         if raw.shape != self.raw.shape or raw.dtype != self.raw.dtype:
-            raise SettingError(f"{tuple(raw.shape)} triggers of {raw.dtype} for a server with {tuple(self.raw.shape)}")
-        self.fleet.load_state_dict(state["fleet"], state["clients"])
+            raise CheckpointError(
+                f"{tuple(raw.shape)} triggers of {raw.dtype} for a server with {tuple(self.raw.shape)}"
+            )
+        super().load_state_dict(state)
         self.raw = raw.clone()
-        self.round = int(state["round"])
-
-    def _mark_if_due(self) -> None:
-        if self.round >= self.warmup_rounds and not self.marked:
-            self.mark()
 
     def _noise(self) -> Tensor:
         """The triggers as they begin: uniform bytes for images, else what the source of questions draws at random."""
         count = self.recipe.questions
-        drawn = self.triggers.render(self._secret, 0, range(1))
+        drawn = self.scene.source.render(self._secret, 0, range(1))
         if drawn.dtype == torch.uint8:
-            return streams.octets(self._secret, "blackcatt", "noise", shape=(count, *self.triggers.shape))
-        return torch.cat([self.triggers.render(self._secret, q, range(1)) for q in range(count)])
+            return streams.octets(self._secret, "blackcatt", "noise", shape=(count, *self.scene.source.shape))
+        return torch.cat([self.scene.source.render(self._secret, q, range(1)) for q in range(count)])
 
     def _auxiliary(self) -> Tensor:
         """Synthetic inputs on which behaviour is kept: ten variants of each of so many other questions."""
         first, wanted = self.recipe.questions, self.recipe.auxiliary
         questions = range(first, first + math.ceil(wanted / 10))
-        return torch.cat([self.triggers.render(self._secret, q, range(10)) for q in questions])[:wanted]
+        return torch.cat([self.scene.source.render(self._secret, q, range(10)) for q in questions])[:wanted]
 
     def _inputs(self, raw: Tensor) -> Tensor:
-        return channels_last(self.triggers.prepare(raw.to(device_of(self.model))))
-
-    def _ask(self, suspect: nn.Module | Suspect) -> Tensor:
-        if isinstance(suspect, nn.Module):
-            suspect = ModuleSuspect(suspect, self.triggers.prepare)
-        return suspect.ask(self.raw).labels.cpu()
+        return channels_last(self.scene.source.prepare(raw.to(device_of(self.model))))
 
     def _teach(self) -> None:
         recipe, fleet = self.recipe, self.fleet

@@ -13,8 +13,8 @@ identifier leads all others' by enough. The lead is largest in the first rounds 
 knows everybody's logos.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, Self
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -22,12 +22,11 @@ from torch import Tensor, nn
 from tramark.errors import SettingError
 from tramark.evidence.statistics import p_values, plurality
 from tramark.keys import streams
-from tramark.lab.attacks.jpeg import compress
-from tramark.lab.methods.base import Access, Finding, Practice, Scene
+from tramark.lab.attacks.transforms import jpeg
+from tramark.lab.methods.base import Declared, Finding, Practice, Scene
 from tramark.lab.methods.bits import appended
-from tramark.lab.methods.fedavg import FedAvg
+from tramark.lab.methods.watermarked import Watermarked
 from tramark.suspects.base import Suspect
-from tramark.suspects.module import ModuleSuspect
 
 
 def _logos(classes: int, clients: int, false_claim: float, *, wrong: int) -> int:
@@ -40,9 +39,10 @@ def _logos(classes: int, clients: int, false_claim: float, *, wrong: int) -> int
     return count
 
 
-class FedCRMW(FedAvg):
+class FedCRMW(Watermarked):
     """FedAvg among clients who each mix samples with their own logos into their data.
 
+    >>> from tramark.keys.pictures import Patterns
     >>> from tramark.lab import data
     >>> from tramark.lab import models
     >>> from tramark.lab.simulation.client import LocalTraining
@@ -50,8 +50,8 @@ class FedCRMW(FedAvg):
     >>> from tramark.lab.simulation.simulator import Simulation
     >>> digits = data.load("digits")
     >>> model = models.build("mlp", input_shape=digits.input_shape, classes=10, seed=0)
-    >>> options = dict(secret=b"s" * 32, classes=10, shape=digits.input_shape, prepare=digits.prepare)
-    >>> method = FedCRMW(model, ["alice", "bob"], **options)
+    >>> source = Patterns((1, 8, 8), mean=digits.mean, std=digits.std)
+    >>> method = FedCRMW.make(model, Scene(("alice", "bob"), classes=10, source=source, secret=b"s" * 32))
     >>> parts = iid(digits.train_labels, 2, generator=torch.Generator().manual_seed(0))
     >>> simulation = Simulation(method, digits, parts, LocalTraining(lr=0.05))
     >>> metrics = [simulation.step() for _ in range(3)]
@@ -60,11 +60,7 @@ class FedCRMW(FedAvg):
 
     Parameters
     ----------
-    model, clients : as for FedAvg.
-    secret : what logos and identifiers are drawn from.
-    classes : how many labels there are.
-    shape : of an image, channels first.
-    prepare : raw images as the model takes them.
+    model, scene : as for all. The scene's questions tell the shape of images, channels first, and how they are fed.
     logos : how many a client has, and labels its identifier. Unless told, as many as prove a claim even with one
         of them wrong: ten for ten clients and ten classes.
     side : of a logo, in pixels; a quarter of the image's shorter side and at least three, unless told.
@@ -75,23 +71,13 @@ class FedCRMW(FedAvg):
     false_claim : the bound on the probability that a model is claimed that has nothing to do with the federation.
     """
 
-    access: ClassVar[Access] = "black-box"
-    names_clients: ClassVar[bool] = True
-    resists_collusion: ClassVar[bool] = False
-    says_nobody: ClassVar[bool] = True
-    many_clients: ClassVar[bool] = True
-    approximate: ClassVar[bool] = True
-    """There is no public code to follow."""
+    declared: ClassVar[Declared] = Declared("black-box")
 
     def __init__(
         self,
         model: nn.Module,
-        clients: Iterable[str],
+        scene: Scene,
         *,
-        secret: bytes,
-        classes: int,
-        shape: tuple[int, ...],
-        prepare: Callable[[Tensor], Tensor],
         logos: int | None = None,
         side: int | None = None,
         samples: int = 100,
@@ -101,7 +87,8 @@ class FedCRMW(FedAvg):
         lead: float = 0.2,
         false_claim: float = 1e-6,
     ) -> None:
-        super().__init__(model, clients)
+        super().__init__(model, scene)
+        secret, classes, shape = scene.secret, scene.classes, scene.source.shape
         if len(shape) != 3:
             raise SettingError(
                 f"logos are stamped on images, of shape (channels, height, width), not on inputs of {shape}"
@@ -115,38 +102,19 @@ class FedCRMW(FedAvg):
         side = max(3, min(shape[1:]) // 4) if side is None else side
         if not 1 <= side <= min(shape[1:]):
             raise SettingError(f"a logo of {side} pixels does not fit an image of {shape[1]}×{shape[2]}")
-        self.classes, self.shape, self.prepare = classes, (shape[0], shape[1], shape[2]), prepare
+        self.shape = (shape[0], shape[1], shape[2])
         self.logos, self.side, self.share = logos, side, share
         self.samples, self.held_out = samples, held_out
         self.quality, self.lead, self.false_claim = quality, lead, false_claim
         self.plain: dict[str, Tensor] = {}
         """Samples that each client gave to be stamped and asked about, raw and as yet without logos."""
-        self._secret = secret
         self._questions: dict[str, Tensor] = {}
         self.identifiers = {
             client: streams.integers(secret, "fedcrmw", "identifier", client, count=logos, below=classes)
             for client in self.fleet.clients
         }
-        compress(torch.zeros(1, *self.shape, dtype=torch.uint8), quality)
-
-    def __repr__(self) -> str:
-        return (
-            f"FedCRMW({len(self.fleet.clients)} clients, logos={self.logos}, side={self.side}, samples={self.samples}, "
-            f"held_out={self.held_out}, share={self.share}, quality={self.quality}, lead={self.lead})"
-        )
-
-    @classmethod
-    def make(cls, model: nn.Module, scene: Scene) -> Self:
-        triggers = scene.source
-        return cls(
-            model,
-            scene.clients,
-            secret=scene.secret,
-            classes=scene.classes,
-            shape=triggers.shape,
-            prepare=triggers.prepare,
-            **scene.options,
-        )
+        # A wrong quality, or no Pillow, shows before the first round.
+        jpeg(torch.zeros(1, *self.shape, dtype=torch.uint8), quality)
 
     def train_client(self, client: str, model: nn.Module, practice: Practice) -> None:
         # The same samples every round: what is asked about is never trained on with a logo.
@@ -164,12 +132,12 @@ class FedCRMW(FedAvg):
 
     def stamp(self, client: str, raw: Tensor) -> Tensor:
         """Raw images with each of a client's logos: logos × N × C × H × W."""
-        channels, height, width = self.shape
+        secret, (channels, height, width) = self.scene.secret, self.shape
         stamped = raw.repeat(self.logos, 1, 1, 1, 1)
         for number in range(self.logos):
             context = ("fedcrmw", client, number)
-            logo = streams.octets(self._secret, *context, "logo", shape=(channels, self.side, self.side))
-            down, right = streams.fractions(self._secret, *context, "place", shape=(2,)).tolist()
+            logo = streams.octets(secret, *context, "logo", shape=(channels, self.side, self.side))
+            down, right = streams.fractions(secret, *context, "place", shape=(2,)).tolist()
             top, left = int(down * (height - self.side + 1)), int(right * (width - self.side + 1))
             stamped[number, :, :, top : top + self.side, left : left + self.side] = (logo > 127).to(torch.uint8) * 255
         return stamped
@@ -184,10 +152,10 @@ class FedCRMW(FedAvg):
         by `lead`; of an owned model without, it cannot be told who leaked it. The bound is on strangers' models: who is
         accused of the federation's own rests on the lead alone. Scores are shares of stamped samples.
         """
-        said = {client: self._ask(suspect, client) for client in self.plain}
+        said = {client: self._said(suspect, client) for client in self.plain}
         scores = {client: self._share(client, said[client]) if client in said else 0.0 for client in self.fleet.clients}
         right = {client: self._right(client, rows) for client, rows in said.items()}
-        alone, together = (p_values(self.logos * count, self.classes) for count in (1, len(said)))
+        alone, together = (p_values(self.logos * count, self.scene.classes) for count in (1, len(said)))
         bound = self.false_claim / 2
         there = [client for client, count in right.items() if alone[count] * len(self.fleet.clients) <= bound]
         owned = bool(there) or bool(together[sum(right.values())] <= bound)
@@ -204,27 +172,24 @@ class FedCRMW(FedAvg):
     def confidence(self, suspect: nn.Module | Suspect, client: str) -> float:
         """The share of a client's compressed stamped samples that are answered by its identifier; about one in as many
         as there are labels by chance."""
-        return self._share(client, self._ask(suspect, client)) if client in self.plain else 0.0
+        return self._share(client, self._said(suspect, client)) if client in self.plain else 0.0
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"plain": dict(self.plain)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        # A packed state leaves out what is empty.
-        self.plain = dict(state.get("plain", {}))
+        self.plain = dict(state["plain"])
         self._questions.clear()
 
     def _per_batch(self, size: int) -> int:
         return max(1, round(self.share * size))
 
-    def _ask(self, suspect: nn.Module | Suspect, client: str) -> Tensor:
-        """What is said to a client's stamped samples: logos × samples."""
-        if isinstance(suspect, nn.Module):
-            suspect = ModuleSuspect(suspect, self.prepare)
+    def _said(self, suspect: nn.Module | Suspect, client: str) -> Tensor:
+        """The suspect's answers to a client's stamped samples: logos × samples."""
         if client not in self._questions:
-            self._questions[client] = compress(self.stamp(client, self.plain[client]).flatten(0, 1), self.quality)
-        return suspect.ask(self._questions[client]).labels.view(self.logos, -1)
+            self._questions[client] = jpeg(self.stamp(client, self.plain[client]).flatten(0, 1), self.quality)
+        return self._ask(suspect, self._questions[client]).view(self.logos, -1)
 
     def _share(self, client: str, said: Tensor) -> float:
         return float((said == self.identifiers[client][:, None]).float().mean())

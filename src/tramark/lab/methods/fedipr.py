@@ -11,33 +11,34 @@ each other's way. The source reads triggers that were made beforehand; here each
 first round, of the model that it has then, and trains on them from its next round on.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, Self
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tramark.errors import SettingError
-from tramark.fleet.scratch import device_of
+from tramark.fleet.scratch import device_of, evaluating
 from tramark.keys import streams
-from tramark.lab.methods.base import Access, Finding, Practice, Scene
+from tramark.lab.methods.base import Declared, Finding, Practice, Scene
 from tramark.lab.methods.bits import BitKey, appended, needed, public_carrier, read, read_suspect
-from tramark.lab.methods.fedavg import FedAvg
+from tramark.lab.methods.watermarked import Watermarked
 from tramark.suspects.base import Suspect
-from tramark.suspects.module import ModuleSuspect
 
 
-class FedIPR(FedAvg):
+class FedIPR(Watermarked):
     """FedAvg among clients who each mark the model.
 
+    >>> from tramark.keys.pictures import Patterns
     >>> from tramark.lab import data
     >>> from tramark.lab import models
     >>> from tramark.lab.simulation.partition import iid
     >>> from tramark.lab.simulation.simulator import Simulation
     >>> digits = data.load("digits")
     >>> model = models.build("small-cnn", input_shape=digits.input_shape, classes=10, seed=0)
-    >>> method = FedIPR(model, ["alice", "bob"], secret=b"s" * 32, classes=10, prepare=digits.prepare)
+    >>> source = Patterns((1, 8, 8), mean=digits.mean, std=digits.std)
+    >>> method = FedIPR.make(model, Scene(("alice", "bob"), classes=10, source=source, secret=b"s" * 32))
     >>> parts = iid(digits.train_labels, 2, generator=torch.Generator().manual_seed(0))
     >>> simulation = Simulation(method, digits, parts)
     >>> simulation.step()["owned"], method.verify(model).owned
@@ -45,10 +46,7 @@ class FedIPR(FedAvg):
 
     Parameters
     ----------
-    model, clients : as for FedAvg.
-    secret : what bits, matrices and target labels are drawn from. In a real federation each client has its own.
-    classes : how many labels there are.
-    prepare : raw inputs as the model takes them.
+    model, scene : as for all. In a real federation each client has a secret of its own.
     bits, alpha : how many bits a client has, and how hard they are pulled.
     triggers, per_batch : how many triggers a client has, and how many of them join each batch.
     epsilon, steps : how far a trigger may be from its sample (in shares of the pixels' range, or in the units of a
@@ -56,20 +54,13 @@ class FedIPR(FedAvg):
     false_claim : the bound on the probability that anybody claims a model that has nothing to do with it.
     """
 
-    access: ClassVar[Access] = "white-box"
-    names_clients: ClassVar[bool] = False
-    resists_collusion: ClassVar[bool] = False
-    says_nobody: ClassVar[bool] = True
-    many_clients: ClassVar[bool] = True
+    declared: ClassVar[Declared] = Declared("white-box", names_clients=False)
 
     def __init__(
         self,
         model: nn.Module,
-        clients: Iterable[str],
+        scene: Scene,
         *,
-        secret: bytes,
-        classes: int,
-        prepare: Callable[[Tensor], Tensor],
         bits: int = 40,
         alpha: float = 0.2,
         triggers: int = 10,
@@ -78,7 +69,7 @@ class FedIPR(FedAvg):
         steps: int = 10,
         false_claim: float = 1e-6,
     ) -> None:
-        super().__init__(model, clients)
+        super().__init__(model, scene)
         if triggers < 0 or per_batch < 1 or steps < 1 or epsilon < 0 or alpha < 0:
             raise SettingError(
                 f"triggers {triggers}, per_batch {per_batch}, steps {steps}, epsilon {epsilon}, alpha {alpha}: "
@@ -86,36 +77,16 @@ class FedIPR(FedAvg):
             )
         self.carrier = public_carrier(model)
         self.needed = needed(bits, len(self.fleet.clients), false_claim)
-        self.classes, self.prepare = classes, prepare
         self.bits, self.alpha = bits, alpha
         self.trigger_count, self.per_batch, self.epsilon, self.steps = triggers, per_batch, epsilon, steps
         self.triggers: dict[str, Tensor] = {}
         """Each client's triggers, raw, once it has made them."""
         self.targets: dict[str, Tensor] = {}
         self._made: dict[str, int] = {}
-        self._secret = secret
         self._keys = {
-            client: BitKey.draw(secret, "fedipr", client, size=self.carrier.size, bits=bits)
+            client: BitKey.draw(scene.secret, "fedipr", client, size=self.carrier.size, bits=bits)
             for client in self.fleet.clients
         }
-
-    def __repr__(self) -> str:
-        return (
-            f"FedIPR({len(self.fleet.clients)} clients, bits={self.bits}, alpha={self.alpha}, "
-            f"triggers={self.trigger_count}, per_batch={self.per_batch}, epsilon={self.epsilon}, steps={self.steps}, "
-            f"carrier={self.carrier})"
-        )
-
-    @classmethod
-    def make(cls, model: nn.Module, scene: Scene) -> Self:
-        return cls(
-            model,
-            scene.clients,
-            secret=scene.secret,
-            classes=scene.classes,
-            prepare=scene.source.prepare,
-            **scene.options,
-        )
 
     def train_client(self, client: str, model: nn.Module, practice: Practice) -> None:
         key = self._keys[client].to(device_of(model))
@@ -152,32 +123,21 @@ class FedIPR(FedAvg):
         """The client's bit accuracy; a stranger's model has about one half of its bits."""
         return self._keys[client].matches(read_suspect(suspect, self.carrier)) / self.bits
 
-    def trigger_accuracy(self, suspect: nn.Module | Suspect, client: str) -> float:
-        """The share of a client's triggers that a suspect gives their labels: the black-box part of the claim.
-
-        It decides nothing here: adversarial samples fool models that never saw them, too.
-        """
-        if not len(self.triggers.get(client, ())):
-            raise SettingError(f"client {client!r} has no triggers: it has taken part in no round, or its data is text")
-        if isinstance(suspect, nn.Module):
-            suspect = ModuleSuspect(suspect, self.prepare)
-        return float((suspect.ask(self.triggers[client]).labels == self.targets[client]).float().mean())
-
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict() | {"made": dict(self._made)}
         return state | {"triggers": dict(self.triggers), "targets": dict(self.targets)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        # A packed state leaves out what is empty.
-        self._made = dict(state.get("made", {}))
-        self.triggers, self.targets = dict(state.get("triggers", {})), dict(state.get("targets", {}))
+        self._made = dict(state["made"])
+        self.triggers, self.targets = dict(state["triggers"]), dict(state["targets"])
 
     def _make_triggers(self, client: str, model: nn.Module, practice: Practice) -> None:
         raw, labels = practice.some(self.trigger_count)
-        shift = streams.integers(self._secret, "fedipr targets", client, count=len(raw), below=self.classes - 1)
+        classes = self.scene.classes
+        shift = streams.integers(self.scene.secret, "fedipr targets", client, count=len(raw), below=classes - 1)
         self._made[client] = self.round
-        self.targets[client] = (labels + 1 + shift) % self.classes
+        self.targets[client] = (labels + 1 + shift) % classes
         if raw.dtype == torch.uint8 or raw.is_floating_point():
             self.triggers[client] = self._descend(raw, self.targets[client], model, practice)
         else:
@@ -197,13 +157,11 @@ class FedIPR(FedAvg):
         def settled(values: Tensor) -> Tensor:
             return values.clamp(0, 255).round().to(torch.uint8) if image else values.to(raw.dtype)
 
-        training = model.training
-        model.eval()
-        for _ in range(self.steps):
-            inputs = practice.prepare(settled(moved)).to(device, copy=True).requires_grad_()
-            loss = F.cross_entropy(model(inputs), targets.to(device))
-            (slope,) = torch.autograd.grad(loss, inputs)
-            moved = moved - 2.5 * reach / self.steps * slope.sign().cpu()
-            moved = torch.minimum(torch.maximum(moved, centre - reach), centre + reach)
-        model.train(training)
+        with evaluating(model):
+            for _ in range(self.steps):
+                inputs = practice.prepare(settled(moved)).to(device, copy=True).requires_grad_()
+                loss = F.cross_entropy(model(inputs), targets.to(device))
+                (slope,) = torch.autograd.grad(loss, inputs)
+                moved = moved - 2.5 * reach / self.steps * slope.sign().cpu()
+                moved = torch.minimum(torch.maximum(moved, centre - reach), centre + reach)
         return settled(moved)

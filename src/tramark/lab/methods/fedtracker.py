@@ -32,7 +32,7 @@ S. Shao et al.: FedTracker: Furnishing Ownership Verification and Traceability f
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self, get_args
 
@@ -41,15 +41,13 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from tramark.errors import SettingError, SuspectError
+from tramark.fleet.aggregation import Aggregation
 from tramark.fleet.layout import Layout, Slot
 from tramark.fleet.region import Places
-from tramark.fleet.scratch import device_of, loaded
-from tramark.keys import streams
-from tramark.lab.methods.base import Access, Finding, Scene
-from tramark.lab.methods.fedavg import FedAvg
-from tramark.lab.methods.waffle import ClassQuestions, Rehearsal
+from tramark.lab.methods.base import Declared, Finding, Scene
+from tramark.lab.methods.bits import normal
+from tramark.lab.methods.waffle import Rehearsal, Taught
 from tramark.marks.layers import linear_layers
-from tramark.server import Incoming, RoundReport, Samples, fold
 from tramark.suspects.base import Suspect
 
 Projection = Literal["published", "reversed", "off"]
@@ -201,7 +199,7 @@ class Fingerprints:
     @classmethod
     def make(cls, secret: bytes, clients: Sequence[str], bits: Tensor, numbers: int, margin: float) -> Self:
         shape = (bits.shape[1], numbers)
-        return cls(bits, torch.stack([_normal(secret, "fingerprint", c, shape=shape) for c in clients]), margin)
+        return cls(bits, torch.stack([normal(secret, "fingerprint", c, shape=shape) for c in clients]), margin)
 
     def similarities(self, numbers: Tensor) -> Tensor:
         """How alike models (models × numbers) are to each client's: models × clients, at most one."""
@@ -231,21 +229,14 @@ class Fingerprints:
         return change
 
 
-def _normal(secret: bytes, *context: str | int, shape: tuple[int, int]) -> Tensor:
-    """Independent N(0, 1) that only the holder of the secret can repeat."""
-    # Half a step above the multiples of 2⁻²⁴: neither end has an infinite quantile.
-    uniform = streams.fractions(secret, *context, shape=shape).double() + 2**-25
-    normal: Tensor = torch.special.ndtri(uniform)
-    return normal.float()
-
-
-class FedTracker(FedAvg):
+class FedTracker(Taught):
     """FedTracker's server.
 
     >>> from tramark.keys.pictures import WafflePatterns
-    >>> questions = ClassQuestions(WafflePatterns((1, 12, 12)), b"s" * 32, classes=10)
     >>> net = nn.Sequential(nn.Flatten(), nn.Linear(144, 64), nn.ReLU(), nn.Linear(64, 10))
-    >>> server = FedTracker(net, ["alice", "bob"], questions, bits=64)
+    >>> source, options = WafflePatterns((1, 12, 12)), {"bits": 64}
+    >>> scene = Scene(("alice", "bob"), classes=10, source=source, secret=b"s" * 32, options=options)
+    >>> server = FedTracker.make(net, scene)
     >>> report = server.collect(dict(server.dispatch()))
     >>> import copy
     >>> leaked = copy.deepcopy(net)
@@ -258,8 +249,7 @@ class FedTracker(FedAvg):
 
     Parameters
     ----------
-    model, clients : the initial model, which is copied, and who takes part.
-    questions : the watermark; its secret is that of the fingerprints too.
+    model, scene : as for all.
     projection : the sign with which gradients of the watermark are projected, or "off".
     rate, goal, passes, batch_size, clip : of the watermark's training.
     least : passes of it that are made in any case. With two classes the goal is soon reached, but by a hair, which half
@@ -267,19 +257,15 @@ class FedTracker(FedAvg):
     margin, ridge : γ and ε of the projection.
     bits : the length of a fingerprint.
     fingerprint_rate, steps, similarity, fingerprint_margin : of the fingerprint's.
+    triggers, threshold, false_claim : of the watermark's `ClassQuestions`.
     """
 
-    access: ClassVar[Access] = "white-box"
-    names_clients: ClassVar[bool] = True
-    resists_collusion: ClassVar[bool] = False
-    says_nobody: ClassVar[bool] = True
-    many_clients: ClassVar[bool] = True
+    declared: ClassVar[Declared] = Declared("white-box")
 
     def __init__(
         self,
         model: nn.Module,
-        clients: Iterable[str],
-        questions: ClassQuestions,
+        scene: Scene,
         *,
         projection: Projection = "published",
         rate: float = 5e-4,
@@ -295,6 +281,7 @@ class FedTracker(FedAvg):
         steps: int = 6,
         similarity: float = 0.85,
         fingerprint_margin: float = 0.5,
+        **questions: Any,
     ) -> None:
         if projection not in get_args(Projection):
             raise SettingError(f"no projection {projection!r}: there are {', '.join(get_args(Projection))}")
@@ -303,58 +290,34 @@ class FedTracker(FedAvg):
                 f"similarity {similarity} must lie between 0 and 1, and bits {bits}, fingerprint_rate "
                 f"{fingerprint_rate} and fingerprint_margin {fingerprint_margin} must be positive"
             )
-        self.questions = questions
         self.projection, self.margin, self.ridge = projection, margin, ridge
         self.rehearsal = Rehearsal(rate, batch_size=batch_size, clip=clip, goal=goal, least=least, passes=passes)
         self.fingerprint_rate, self.steps, self.similarity = fingerprint_rate, steps, similarity
-        super().__init__(model, clients)
+        super().__init__(model, scene, **questions)
         self.carrier = Carrier.of(self.model, self.fleet.layout, bits)
         self.memory = torch.zeros_like(self.fleet.base)
         self.fingerprints = Fingerprints.make(
-            questions.secret,
+            scene.secret,
             self.fleet.clients,
-            far_apart(len(self.fleet.clients), bits, generator=questions.generator("bits")),
+            far_apart(len(self.fleet.clients), bits, generator=self.questions.generator("bits")),
             self.carrier.size,
             fingerprint_margin,
         )
 
-    @classmethod
-    def make(cls, model: nn.Module, scene: Scene) -> Self:
-        options = dict(scene.options)
-        own = {name: options.pop(name) for name in ("triggers", "threshold", "false_claim") if name in options}
-        return cls(model, scene.clients, ClassQuestions.of(scene, **own), **options)
-
-    def __repr__(self) -> str:
-        return (
-            f"FedTracker({self.questions}, projection={self.projection!r}, rehearsal={self.rehearsal}, "
-            f"margin={self.margin}, ridge={self.ridge}, bits={self.fingerprints.bits.shape[1]}, "
-            f"carrier={self.carrier.names}, fingerprint_rate={self.fingerprint_rate}, steps={self.steps}, "
-            f"similarity={self.similarity}, fingerprint_margin={self.fingerprints.margin})"
-        )
-
-    def collect(self, incoming: Incoming, samples: Samples = None, *, strict: bool = False) -> RoundReport:
-        """End a round: average what clients returned, watermark it, and make everyone's fingerprint from there."""
-        before = self.fleet.base.clone()
-        aggregation = self.fleet.begin()
-        refused = fold(aggregation, incoming, samples, strict=strict)
-        aggregation.finish()
-        self._average(aggregation.taken)
-        self.memory += self.fleet.base - before
-        self.round += 1
-        self._watermark()
-        self._fingerprint()
-        return RoundReport(self.round, tuple(aggregation.taken), refused)
+    @property
+    def marked(self) -> bool:
+        return self.fleet.region is not None
 
     def verify(self, suspect: nn.Module | Suspect) -> Finding:
         """Trace a module by its fingerprint, if its answers show that it is the federation's."""
         alike = self.fingerprints.similarities(self._numbers(suspect)[None])[0]
         scores = dict(zip(self.fleet.clients, alike.tolist(), strict=True))
-        answers = self.questions.ask(suspect)
-        owned = self.questions.claim(answers)
+        said = self.questions.ask(suspect)
+        owned = self.questions.claim(said)
         return Finding(
             accused=(max(scores, key=lambda client: scores[client]),) if owned else (),
             scores=scores,
-            queries=len(answers),
+            queries=len(said),
             owned=owned,
         )
 
@@ -370,12 +333,20 @@ class FedTracker(FedAvg):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from where `state_dict` was taken. The server must have been made with the same model and secret."""
-        if list(state["clients"]) != self.fleet.clients:
-            raise SettingError(f"a state of the clients {state['clients']} for a server of {self.fleet.clients}")
         super().load_state_dict(state)
         self.memory = state["tracker"]["memory"].clone()
         self.fingerprints = replace(self.fingerprints, bits=state["tracker"]["bits"].clone())
+
+    def _finish(self, aggregation: Aggregation) -> None:
+        before = self.fleet.base.clone()
+        super()._finish(aggregation)
+        self._average(aggregation.taken)
+        self.memory += self.fleet.base - before
+
+    def _mark(self) -> None:
+        """Watermark the average, and make everyone's fingerprint from there."""
+        self._teach(self.rehearsal, None if self.projection == "off" else self._turn)
+        self._fingerprint()
 
     def _average(self, taken: Mapping[str, float]) -> None:
         """Make the base the average of returned models inside the region too, where the fleet keeps them apart."""
@@ -385,26 +356,14 @@ class FedTracker(FedAvg):
         shares = torch.tensor(list(taken.values()), dtype=torch.float64) / sum(taken.values())
         self.fleet.region.put(self.fleet.base, shares @ self.fleet.marks[rows].double())
 
-    def _watermark(self) -> None:
-        inputs = self.questions.source.prepare(self.questions.trained)
-        order = self.questions.generator("fedtracker", self.round)
-        with loaded(self.model, self.fleet) as model:
-            self.rehearsal(model, inputs, self.questions.labels, generator=order, project=self._projector(model))
-            self.fleet.rebase(model.state_dict())
-
-    def _projector(self, model: nn.Module) -> Callable[[nn.Module], None] | None:
-        if self.projection == "off":
-            return None
-        parameters = dict(model.named_parameters())
-        memory = (self.memory if self.projection == "published" else -self.memory).to(device_of(model))
-        pairs = [(parameters[name], slot.of(memory)) for name, slot in self.fleet.layout.tensors.items()]
-
-        def turn(_: nn.Module) -> None:
-            for weight, past in pairs:
-                if weight.grad is not None:
-                    weight.grad = project(weight.grad, past.to(weight.dtype), margin=self.margin, ridge=self.ridge)
-
-        return turn
+    def _turn(self, model: nn.Module) -> None:
+        """Project the model's gradients against the memory."""
+        parameters, sign = dict(model.named_parameters()), 1 if self.projection == "published" else -1
+        for name, slot in self.fleet.layout.tensors.items():
+            weight = parameters[name]
+            if weight.grad is not None:
+                memory = sign * slot.of(self.memory).to(weight)
+                weight.grad = project(weight.grad, memory, margin=self.margin, ridge=self.ridge)
 
     def _fingerprint(self) -> None:
         base, places = self.fleet.base, self.carrier.places

@@ -19,9 +19,10 @@ once several cheat at a time.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from statistics import NormalDist, fmean, pstdev
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -30,23 +31,24 @@ from tramark.errors import SettingError, UpdateError
 from tramark.fleet.layout import Slot, State
 from tramark.fleet.region import Places
 from tramark.fleet.scratch import device_of
-from tramark.lab.methods.base import Access, Finding, Practice, Scene
+from tramark.lab.methods.base import Declared, Finding, Practice, Scene
 from tramark.lab.methods.bits import BitKey, Picked, needed, read, read_suspect
-from tramark.lab.methods.fedavg import FedAvg
-from tramark.server import Incoming, RoundReport, Samples, fold
+from tramark.lab.methods.watermarked import Watermarked
+from tramark.server import Incoming, RoundReport, Samples
 from tramark.suspects.base import Suspect
 
 
-class RobWE(FedAvg):
+class RobWE(Watermarked):
     """Personal heads with the clients' bits in them, on a representation of which each marks a slice.
 
+    >>> from tramark.keys.sources import for_shape
     >>> from tramark.lab import data
     >>> from tramark.lab import models
     >>> from tramark.lab.simulation.partition import iid
     >>> from tramark.lab.simulation.simulator import Simulation
     >>> digits = data.load("digits")
     >>> model = models.build("mlp", input_shape=digits.input_shape, classes=10, seed=0)
-    >>> method = RobWE(model, ["alice", "bob"], secret=b"s" * 32)
+    >>> method = RobWE.make(model, Scene(("alice", "bob"), classes=10, source=for_shape((1, 8, 8)), secret=b"s" * 32))
     >>> parts = iid(digits.train_labels, 2, generator=torch.Generator().manual_seed(0))
     >>> simulation = Simulation(method, digits, parts)
     >>> simulation.step()["vr"], method.verify(model).accused
@@ -55,7 +57,7 @@ class RobWE(FedAvg):
     Parameters
     ----------
     model : a classifier whose last linear layer is the head.
-    secret : what bits and matrices are drawn from.
+    scene : as for all.
     bits : of a head; at most one for two of its weights, which `bits` then says.
     slice_bits : of a slice; likewise.
     alpha, slice_weight : how hard they are pulled.
@@ -67,18 +69,13 @@ class RobWE(FedAvg):
     false_accusation : the bound on the probability that anybody is accused of, or claims, a stranger's model.
     """
 
-    access: ClassVar[Access] = "white-box"
-    names_clients: ClassVar[bool] = True
-    resists_collusion: ClassVar[bool] = False
-    says_nobody: ClassVar[bool] = True
-    many_clients: ClassVar[bool] = True
+    declared: ClassVar[Declared] = Declared("white-box")
 
     def __init__(
         self,
         model: nn.Module,
-        clients: Iterable[str],
+        scene: Scene,
         *,
-        secret: bytes,
         bits: int = 256,
         slice_bits: int = 100,
         alpha: float = 0.2,
@@ -94,7 +91,7 @@ class RobWE(FedAvg):
             raise SettingError(f"{head_epochs} + {representation_epochs} epochs: both parts must be trained")
         if not 0 < interval < 1:
             raise SettingError(f"an interval of {interval}: it is a share of the peers, such as 0.997")
-        super().__init__(model, clients)
+        super().__init__(model, scene)
         self.alpha, self.slice_weight = alpha, slice_weight
         self.head_epochs, self.representation_epochs = head_epochs, representation_epochs
         self.interval, self.deviation = interval, deviation
@@ -113,24 +110,11 @@ class RobWE(FedAvg):
             client: Picked.of(layout, self._shared, i + count * _spread(length, reach))
             for i, client in enumerate(self.fleet.clients)
         }
-        self._secret = secret
         self._keys: dict[tuple[str, str], BitKey] = {}
         self._history: dict[str, list[float]] = {}
         places = torch.cat([torch.arange(layout.slots[n].start, layout.slots[n].stop) for n in self._head])
         region = Places(places.sort().values)
         self.fleet.settle(region, region.take(self.fleet.base).repeat(count, 1))
-
-    def __repr__(self) -> str:
-        return (
-            f"RobWE({len(self.fleet.clients)} clients, bits={self.bits}, slice_bits={self.slice_bits}, "
-            f"alpha={self.alpha}, slice_weight={self.slice_weight}, head_epochs={self.head_epochs}, "
-            f"representation_epochs={self.representation_epochs}, interval={self.interval}, "
-            f"deviation={self.deviation}, head={self._head})"
-        )
-
-    @classmethod
-    def make(cls, model: nn.Module, scene: Scene) -> Self:
-        return cls(model, scene.clients, secret=scene.secret, **scene.options)
 
     def train_client(self, client: str, model: nn.Module, practice: Practice) -> None:
         head, own = (self._key(client, part).to(device_of(model)) for part in ("head", "slice"))
@@ -151,14 +135,12 @@ class RobWE(FedAvg):
     def collect(self, incoming: Incoming, samples: Samples = None, *, strict: bool = False) -> RoundReport:
         """Check everybody's slices, and average those that pass. Whoever does not keeps the head it had, too."""
         check = _Check(self, strict)
-        aggregation = self.fleet.begin()
-        refused = fold(aggregation, check.passing(incoming), samples, strict=strict)
-        aggregation.finish()
-        self.round += 1
-        used = tuple(client for client in check.accuracies if client in aggregation.taken)
+        report = self._play(check.passing(incoming), samples, strict)
+        used = tuple(client for client in check.accuracies if client in report.used)
         for client in used:
             self._history.setdefault(client, []).append(check.accuracies[client])
-        return RoundReport(self.round, used, refused | check.left_out)
+        self._save()
+        return replace(report, used=used, refused=report.refused | check.left_out)
 
     def verify(self, suspect: nn.Module | Suspect) -> Finding:
         """Whose head it is: everybody who has enough right bits in it that, over all n clients, chance would do it
@@ -189,8 +171,7 @@ class RobWE(FedAvg):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        # A packed state leaves out what is empty.
-        self._history = {client: list(accuracies) for client, accuracies in state.get("history", {}).items()}
+        self._history = {client: list(accuracies) for client, accuracies in state["history"].items()}
 
     def _epochs(self, given: int) -> tuple[int, int]:
         """How many go to the head and to the representation."""
@@ -205,7 +186,8 @@ class RobWE(FedAvg):
         if (client, part) not in self._keys:
             head = part == "head"
             carrier, bits = (self._carrier, self.bits) if head else (self._slices[client], self.slice_bits)
-            self._keys[client, part] = BitKey.draw(self._secret, "robwe", part, client, size=carrier.size, bits=bits)
+            secret = self.scene.secret
+            self._keys[client, part] = BitKey.draw(secret, "robwe", part, client, size=carrier.size, bits=bits)
         return self._keys[client, part]
 
     def _shared_matches(self, suspect: nn.Module | Suspect) -> int:

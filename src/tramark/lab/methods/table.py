@@ -1,36 +1,28 @@
-"""The columns in which methods are compared, each read off what a method has or declares."""
+"""The columns in which methods are compared, as a method has or declares them."""
 
 import sys
 
-from tramark.lab.methods.base import ClientSide
+from tramark.lab.methods.base import ClientSide, Declared
 
-COLUMNS = ("black_box", "server_side", "traceable", "says_nobody", "collusion", "many_clients")
+COLUMNS = ("black_box", "server_side", "traceable", "collusion")
 
 
-def columns(method: type) -> dict[str, bool | str]:
+def columns(method: type) -> dict[str, bool]:
     """What a method can do.
 
     black_box: a suspect is verified by its answers alone. server_side: clients train as they always did. traceable: a
-    client is named. says_nobody: a suspect can be found to be nobody's. collusion: it is made to name one of several
-    colluders. many_clients: there may be more clients than classes.
+    client is named. collusion: it is made to name one of several colluders.
 
     >>> from tramark.lab.methods.fedavg import FedAvg
     >>> [name for name, has in columns(FedAvg).items() if has]
     ['server_side']
     """
-    # A class is no instance of a protocol with data members, and issubclass refuses those; its attributes tell as much.
-    verifiable = all(hasattr(method, name) for name in ("verify", "confidence"))
-
-    def declared(name: str) -> bool:
-        return verifiable and bool(getattr(method, name))
-
+    declared: Declared | None = getattr(method, "declared", None)
     return {
-        "black_box": verifiable and getattr(method, "access", None) == "black-box",
+        "black_box": declared is not None and declared.access == "black-box",
         "server_side": not issubclass(method, ClientSide),
-        "traceable": declared("names_clients"),
-        "says_nobody": declared("says_nobody"),
-        "collusion": declared("resists_collusion"),
-        "many_clients": declared("many_clients"),
+        "traceable": declared is not None and declared.names_clients,
+        "collusion": declared is not None and declared.resists_collusion,
     }
 
 

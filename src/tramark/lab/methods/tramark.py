@@ -1,16 +1,18 @@
 """TraMark as a method among others: the server as it stands, and the tracing that goes with it."""
 
-from typing import ClassVar, Self
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import nn
 
 from tramark.keys.keyring import Keyring
-from tramark.lab.methods.base import Access, Finding, Scene
+from tramark.lab.methods.base import Declared, Finding, Scene
+from tramark.lab.methods.watermarked import answers
+from tramark.lab.simulation.metrics import traceability
 from tramark.marks.presets import preset_named
 from tramark.server import TraMark
 from tramark.suspects.base import Suspect
-from tramark.suspects.module import ModuleSuspect
 from tramark.tracing.trace import trace
 
 
@@ -21,11 +23,7 @@ class Traced(TraMark):
     `GradientSteps`).
     """
 
-    access: ClassVar[Access] = "black-box"
-    names_clients: ClassVar[bool] = True
-    resists_collusion: ClassVar[bool] = True
-    says_nobody: ClassVar[bool] = True
-    many_clients: ClassVar[bool] = True
+    declared: ClassVar[Declared] = Declared("black-box", resists_collusion=True)
 
     @classmethod
     def make(cls, model: nn.Module, scene: Scene) -> Self:
@@ -42,7 +40,25 @@ class Traced(TraMark):
         if preset == "default":
             # The region's ratio is a parameter of gradient steps alone; a run's settings always have one.
             options.pop("ratio", None)
-        return cls(model, keyring, warmup_rounds=scene.warmup, injection=preset_named(preset, **options))
+        injection = preset_named(preset, **options)
+        # The vault comes last: options that cannot work leave none behind.
+        vault = None if scene.vault is None else scene.vault(keyring)
+        return cls(model, keyring, warmup_rounds=scene.warmup, injection=injection, vault=vault)
+
+    def measure(self) -> dict[str, Any]:
+        """VR, confidence, leakage and so on of all clients' models at once."""
+        return traceability(self, self.keyring).to_dict() if self.marked else {}
+
+    def warm_start(self, state: Mapping[str, Any]) -> None:
+        self.fleet.load_base(state["fleet"])
+        self.drift.load_state_dict(state["drift"])
+        self.round = int(state["round"])
+        self.mark()
+
+    def close(self) -> None:
+        if self.vault is not None:
+            self.vault.close()
+            self.vault = None
 
     def verify(self, suspect: nn.Module | Suspect) -> Finding:
         label = self.keyring.assignment == "label"
@@ -57,9 +73,7 @@ class Traced(TraMark):
 
     def confidence(self, suspect: nn.Module | Suspect, client: str) -> float:
         """The share of one's own answers to all held-out variants of one's questions."""
-        if isinstance(suspect, nn.Module):
-            suspect = ModuleSuspect(suspect, self.keyring.source.prepare)
         key = self.keyring.key(client)
         raw = self.keyring.raw(key.questions, "held-out")
-        said = suspect.ask(raw.flatten(0, 1)).labels.view(raw.shape[:2])
+        said = answers(suspect, raw.flatten(0, 1), self.keyring.source).view(raw.shape[:2])
         return float((said == torch.tensor(key.answers)[:, None]).float().mean())

@@ -15,7 +15,7 @@ B. G. A. Tekgul, Y. Xia, S. Marchal, N. Asokan: WAFFLE: Watermarking in Federate
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Self
@@ -33,11 +33,9 @@ from tramark.keys import streams
 from tramark.keys.keyring import Part
 from tramark.keys.pictures import LabelledImages, Patterns, WafflePatterns
 from tramark.keys.sources import Source
-from tramark.lab.methods.base import Access, Finding, Scene
-from tramark.lab.methods.fedavg import FedAvg
-from tramark.server import Incoming, RoundReport, Samples
+from tramark.lab.methods.base import Declared, Finding, Scene
+from tramark.lab.methods.watermarked import Watermarked, answers
 from tramark.suspects.base import Suspect
-from tramark.suspects.module import ModuleSuspect
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,12 +66,10 @@ class ClassQuestions:
     def __post_init__(self) -> None:
         if self.classes < 2 or self.triggers < 2:
             raise SettingError(
-                f"{self.classes} classes and {self.triggers} triggers: there must be two of each at least"
+                f"{self.classes} classes and {self.triggers} triggers: there must be at least two of each"
             )
         if not (0 < self.threshold <= 1 and 0 < self.false_claim < 1):
-            raise SettingError(
-                f"threshold {self.threshold} and false_claim {self.false_claim} must lie between 0 and 1"
-            )
+            raise SettingError(f"threshold {self.threshold} and false_claim {self.false_claim} must be between 0 and 1")
 
     @classmethod
     def of(cls, scene: Scene, **options: Any) -> Self:
@@ -128,20 +124,18 @@ class ClassQuestions:
 
     def ask(self, suspect: nn.Module | Suspect, part: Part = "held-out") -> Tensor:
         """A suspect's answers to the held-out variants, or to those trained on."""
-        if isinstance(suspect, nn.Module):
-            suspect = ModuleSuspect(suspect, self.source.prepare)
-        return suspect.ask(self.held_out if part == "held-out" else self.trained).labels.cpu()
+        return answers(suspect, self.held_out if part == "held-out" else self.trained, self.source)
 
-    def accuracy(self, answers: Tensor) -> float:
+    def accuracy(self, said: Tensor) -> float:
         """The share of right ones among the answers to all variants."""
-        return float((answers == self.labels).double().mean())
+        return float((said == self.labels).double().mean())
 
-    def claim(self, answers: Tensor) -> bool:
+    def claim(self, said: Tensor) -> bool:
         """Whether these answers show that the model is the federation's."""
         if self.needed is None:
-            return self.accuracy(answers) >= self.threshold
-        said = [plurality(answers[self.labels == question].tolist()) for question in range(self.count)]
-        return sum(answer == question for question, answer in enumerate(said)) >= self.needed
+            return self.accuracy(said) >= self.threshold
+        commonest = [plurality(said[self.labels == question].tolist()) for question in range(self.count)]
+        return sum(answer == question for question, answer in enumerate(commonest)) >= self.needed
 
 
 @dataclass(frozen=True)
@@ -220,12 +214,28 @@ class Rehearsal:
                 module.train(whether)
 
 
-class Waffle(FedAvg):
+class Taught(Watermarked):
+    """A server that teaches the base one question per class. `questions` are the parameters of `ClassQuestions`."""
+
+    def __init__(self, model: nn.Module, scene: Scene, **questions: Any) -> None:
+        super().__init__(model, scene)
+        self.questions = ClassQuestions.of(scene, **questions)
+
+    def _teach(self, rehearsal: Rehearsal, project: Callable[[nn.Module], None] | None = None) -> None:
+        questions = self.questions
+        inputs = questions.source.prepare(questions.trained)
+        order = questions.generator(type(self).__name__.lower(), self.round)
+        with loaded(self.model, self.fleet) as model:
+            rehearsal(model, inputs, questions.labels, generator=order, project=project)
+            self.fleet.rebase(model.state_dict())
+
+
+class Waffle(Taught):
     """WAFFLE's server.
 
-    >>> questions = ClassQuestions(WafflePatterns((1, 12, 12)), b"s" * 32, classes=10)
     >>> net = nn.Sequential(nn.Flatten(), nn.Linear(144, 64), nn.ReLU(), nn.Linear(64, 10))
-    >>> server = Waffle(net, ["alice", "bob"], questions)
+    >>> scene = Scene(("alice", "bob"), classes=10, source=WafflePatterns((1, 12, 12)), secret=b"s" * 32)
+    >>> server = Waffle.make(net, scene)
     >>> report = server.collect(dict(server.dispatch()))
     >>> import copy
     >>> leaked = copy.deepcopy(net)
@@ -235,24 +245,19 @@ class Waffle(FedAvg):
 
     Parameters
     ----------
-    model, clients : the initial model, which is copied, and who takes part.
-    questions : what the model is taught.
+    model, scene : as for all.
     rate, momentum, weight_decay, epochs : of the training before the first round.
     retraining_rate : of that after each aggregation.
     goal, passes, batch_size, clip : of both.
+    triggers, threshold, false_claim : of the `ClassQuestions` that the model is taught.
     """
 
-    access: ClassVar[Access] = "black-box"
-    names_clients: ClassVar[bool] = False
-    resists_collusion: ClassVar[bool] = False
-    says_nobody: ClassVar[bool] = True
-    many_clients: ClassVar[bool] = True
+    declared: ClassVar[Declared] = Declared("black-box", names_clients=False)
 
     def __init__(
         self,
         model: nn.Module,
-        clients: Iterable[str],
-        questions: ClassQuestions,
+        scene: Scene,
         *,
         rate: float = 0.1,
         momentum: float = 0.5,
@@ -263,45 +268,28 @@ class Waffle(FedAvg):
         passes: int = 100,
         batch_size: int = 64,
         clip: float = 1.0,
+        **questions: Any,
     ) -> None:
-        self.questions = questions
-        self.pretraining = Rehearsal(
+        pretraining = Rehearsal(
             rate, momentum, weight_decay, batch_size, clip, goal, epochs, max(epochs, passes), statistics=True
         )
         self.retraining = Rehearsal(retraining_rate, 0.0, 0.0, batch_size, clip, goal, passes=passes)
-        super().__init__(model, clients)
-        self._teach(self.pretraining)
-
-    @classmethod
-    def make(cls, model: nn.Module, scene: Scene) -> Self:
-        options = dict(scene.options)
-        own = {name: options.pop(name) for name in ("triggers", "threshold", "false_claim") if name in options}
-        return cls(model, scene.clients, ClassQuestions.of(scene, **own), **options)
-
-    def __repr__(self) -> str:
-        return f"Waffle({self.questions}, pretraining={self.pretraining}, retraining={self.retraining})"
-
-    def collect(self, incoming: Incoming, samples: Samples = None, *, strict: bool = False) -> RoundReport:
-        report = super().collect(incoming, samples, strict=strict)
-        self._teach(self.retraining)
-        return report
+        super().__init__(model, scene, **questions)
+        self._teach(pretraining)
 
     def verify(self, suspect: nn.Module | Suspect) -> Finding:
         """Whether the suspect answers the questions. Everybody's score is the same: the share of right answers."""
-        answers = self.questions.ask(suspect)
+        said = self.questions.ask(suspect)
         return Finding(
             accused=(),
-            scores=dict.fromkeys(self.fleet.clients, self.questions.accuracy(answers)),
-            queries=len(answers),
-            owned=self.questions.claim(answers),
+            scores=dict.fromkeys(self.fleet.clients, self.questions.accuracy(said)),
+            queries=len(said),
+            owned=self.questions.claim(said),
         )
 
     def confidence(self, suspect: nn.Module | Suspect, client: str) -> float:
         """The share of right answers to the held-out variants, whoever the client is."""
         return self.questions.accuracy(self.questions.ask(suspect))
 
-    def _teach(self, rehearsal: Rehearsal) -> None:
-        inputs = self.questions.source.prepare(self.questions.trained)
-        with loaded(self.model, self.fleet) as model:
-            rehearsal(model, inputs, self.questions.labels, generator=self.questions.generator("waffle", self.round))
-            self.fleet.rebase(model.state_dict())
+    def _mark(self) -> None:
+        self._teach(self.retraining)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tramark.errors import SettingError
+from tramark.fleet.scratch import device_of, evaluating
 from tramark.lab.data.dataset import Dataset
 from tramark.marks.split import channels_last
 
@@ -60,7 +61,7 @@ class LocalTraining:
         """
         if not len(indices):
             raise SettingError("no samples to train on: indices is empty")
-        device = next(model.parameters()).device
+        device = device_of(model)
         inputs, labels = dataset.train_inputs, dataset.train_labels
         moving = [weight for name, weight in model.named_parameters() if only is None or name in only]
         optimiser = torch.optim.SGD(moving, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
@@ -152,7 +153,7 @@ def predict(
     if not len(inputs):
         raise SettingError("no inputs to predict")
     device = next((weight.device for weight in model.parameters()), inputs.device)
-    with _evaluating(model), torch.no_grad():
+    with evaluating(model), torch.no_grad():
         return torch.cat(
             [
                 model(channels_last((prepare(batch) if prepare else batch).to(device))).to(inputs.device)
@@ -203,16 +204,3 @@ def seeded(generator: torch.Generator, device: torch.device) -> Iterator[None]:
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode within the block; after it each module is in the mode it was in, frozen ones
-    included."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training

@@ -10,7 +10,7 @@ questions, which keeps marks from colliding; *collisions* is the share of pairs 
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,6 @@ from tramark.fleet.fleet import Fleet
 from tramark.fleet.scratch import device_of, loaded
 from tramark.keys.keyring import Keyring
 from tramark.lab.data import Dataset
-from tramark.lab.methods import Method, Verifiable
 from tramark.marks.runs import GraphRun
 from tramark.marks.split import channels_last, cut
 
@@ -30,6 +29,13 @@ FALSE_ACCUSATION = 1e-6
 
 SIGMA = 0.1
 """The collision threshold σ: two models whose answers diverge by less than this share a mark."""
+
+
+class Serving(Protocol):
+    """A server with a model for each client."""
+
+    model: nn.Module
+    fleet: Fleet
 
 
 @dataclass(frozen=True)
@@ -48,41 +54,19 @@ class Traceability:
         return asdict(self)
 
 
-def task_accuracy(method: Method, dataset: Dataset, *, samples: int | None = None) -> dict[str, float]:
+def task_accuracy(server: Serving, dataset: Dataset, *, samples: int | None = None) -> dict[str, float]:
     """Every client's accuracy on the task's test set, or its first `samples` images."""
     inputs, labels = dataset.test_inputs[:samples], dataset.test_labels[:samples]
-    right = torch.zeros(len(method.fleet.clients))
+    right = torch.zeros(len(server.fleet.clients))
     for batch, wanted in zip(inputs.split(1000), labels.split(1000), strict=True):
-        answers = answers_of_all(method.model, method.fleet, dataset.prepare(batch)).argmax(-1)
+        answers = answers_of_all(server.model, server.fleet, dataset.prepare(batch)).argmax(-1)
         right += (answers == wanted).sum(1)
-    return dict(zip(method.fleet.clients, (right / len(inputs)).tolist(), strict=True))
+    return dict(zip(server.fleet.clients, (right / len(inputs)).tolist(), strict=True))
 
 
-def traceability(method: Method, keyring: Keyring) -> Traceability:
+def traceability(server: Serving, keyring: Keyring) -> Traceability:
     """VR, confidence, leakage, interval and KL of a fleet on the held-out variants of its questions."""
-    return judge(keyring, method.fleet.clients, lambda x: answers_of_all(method.model, method.fleet, x))
-
-
-def verification(method: Method) -> dict[str, Any]:
-    """How a method of any kind does on its own clients' models, each verified by itself.
-
-    VR is the share of models traced to their owner and nobody else, None if the method names nobody; *owned* is the
-    share that it claims for the federation.
-    """
-    assert isinstance(method, Verifiable)
-    per_client: dict[str, dict[str, float]] = {}
-    flat = torch.empty_like(method.fleet.base)
-    for client in method.fleet.clients:
-        with loaded(method.model, method.fleet, method.fleet.weights(client, out=flat)) as model:
-            finding = method.verify(model)
-            per_client[client] = {
-                "confidence": method.confidence(model, client),
-                "owned": float(finding.owned),
-                "traced": float(finding.accused == (client,)),
-            }
-    mean = {name: sum(p[name] for p in per_client.values()) / len(per_client) for name in ("confidence", "owned")}
-    traced = sum(p["traced"] for p in per_client.values()) / len(per_client)
-    return mean | {"vr": traced if method.names_clients else None, "per_client": per_client}
+    return judge(keyring, server.fleet.clients, lambda x: answers_of_all(server.model, server.fleet, x))
 
 
 def judge(keyring: Keyring, clients: Sequence[str], answer: Callable[[Tensor], Tensor]) -> Traceability:

@@ -1,16 +1,16 @@
 """One simulated federation from a handful of settings to a folder of results.
 
 The folder holds `config.json`, `metrics.jsonl` (a line a round), `summary.json`, the clients' models as they were
-last issued (`models/`) and as their clients last had them (`trained/`), a picture of the curves, and the vault, in
-which the server's state is sealed after each round (plain FedAvg has no secrets: its state is a file beside it).
+last issued (`models/`) and as their clients last had them (`trained/`), a picture of the curves, and what the method
+keeps of itself after each round: the vault or, for a method without a keyring, `checkpoint.safetensors`.
 """
 
 import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from tramark.errors import SettingError
 from tramark.fleet.layout import extend_head
 from tramark.fleet.scratch import device_of
-from tramark.keys.keyring import Assignment
+from tramark.keys.keyring import Assignment, Keyring
 from tramark.keys.pictures import LabelledImages, Patterns, WafflePatterns
 from tramark.keys.sources import Source, Tokens, Vectors
 from tramark.lab import data, models
@@ -29,20 +29,23 @@ from tramark.lab.data import Dataset
 from tramark.lab.methods import METHODS, Method, Scene
 from tramark.lab.names import TriggerKind
 from tramark.lab.simulation import partition
-from tramark.lab.simulation.checkpoint import dump, restore, save_warm_up, warm_start, write, write_model
+from tramark.lab.simulation.checkpoint import save_warm_up, warm_start, write_model
 from tramark.lab.simulation.client import LocalTraining
 from tramark.lab.simulation.simulator import Simulation
-from tramark.server import TraMark
+from tramark.vault.files import replace_file
 from tramark.vault.lock import KeySource, default_key_file, make_key_file
-from tramark.vault.store import SERVER, Vault
+from tramark.vault.store import Vault
 
 MODEL = "model"
 """The vault's note of which architecture its models have."""
 
 
+CHECKPOINT = "checkpoint.safetensors"
+
+
 WORTH_WORKERS = 5e10
-"""From how many weights times samples on workers pay: about a minute of training on one core, when they start in four
-seconds."""
+"""Minimum weights × samples at which worker processes pay off: about a minute of training on one core, when they start
+in four seconds."""
 
 
 SHARED = Path("/dev/shm")
@@ -97,8 +100,13 @@ def prepare(
     data_dir: Path | None = None,
     device: torch.device | None = None,
     workers: int | None = 1,
+    vault: Callable[[Keyring], Vault] | None = None,
+    checkpoint: Path | None = None,
 ) -> Simulation:
-    """Load the data, split it, make the keyring and the server. `workers` None takes as many as pay."""
+    """Load the data, split it and make the server. `workers` None takes as many as pay.
+
+    `vault` and `checkpoint` say where the method keeps its state, as in `Scene`; by default nowhere.
+    """
     dataset = data.load(settings.data, data_dir=data_dir)
     generator = torch.Generator().manual_seed(settings.seed)
     if settings.split == "iid":
@@ -139,7 +147,10 @@ def prepare(
         secret=hashlib.sha256(f"tramark simulation {settings.seed}".encode()).digest(),
         warmup=settings.warmup,
         options={name: getattr(settings, name) for name in own} | settings.options,
+        vault=vault,
+        checkpoint=checkpoint,
     )
+    training = LocalTraining(epochs=settings.local_epochs, batch_size=settings.batch_size, lr=settings.lr)
     try:
         method: Method = METHODS[settings.method].make(model, scene)
     except TypeError as error:
@@ -150,7 +161,7 @@ def prepare(
         method,
         dataset,
         parts,
-        LocalTraining(epochs=settings.local_epochs, batch_size=settings.batch_size, lr=settings.lr),
+        training,
         sample_fraction=settings.sample_fraction,
         seed=settings.seed,
         workers=_workers_that_pay(settings, model, dataset, parts) if workers is None else workers,
@@ -169,42 +180,52 @@ def run(
     key: KeySource | None = None,
     on_round: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
-    """Run a federation and write everything about it to `out`; gives the summary.
+    """Run a federation and write everything about it to `out`; returns the summary.
 
     `key` opens the vault; without it, a key file beside the vault is used, and made for a new run. `workers` is how
     many processes train the clients. None takes as many as pay; a script that asks for it must start under
     `if __name__ == "__main__":`.
     """
-    earlier = _start(settings, out, resume)
-    simulation = prepare(settings, data_dir=data_dir, device=device, workers=workers)
-    # Only now: what cannot be prepared leaves nothing behind that would be in the way of a second try.
-    _write_json(out / "config.json", asdict(settings))
+    metrics = _start(settings, out, resume)
+    new = not (out / "vault").exists()
+    try:
+        simulation = prepare(
+            settings,
+            data_dir=data_dir,
+            device=device,
+            workers=workers,
+            vault=_vault_of(settings, out, key, "go on" if resume and not new else "create"),
+            checkpoint=out / CHECKPOINT,
+        )
+    except BaseException:
+        # Settings that do not work leave nothing behind that would be in the way of a second try.
+        if new:
+            shutil.rmtree(out / "vault", ignore_errors=True)
+        raise
     method = simulation.method
-    with simulation, _keeper(simulation, settings, out, resume, key) as keep:
-        if resume:
-            keep.go_on()
-        elif warm_from is not None:
-            warm_start(warm_from / "warmup.safetensors", method)
-        metrics = [line for line in earlier if line["round"] <= method.round]
+    with simulation, closing(method):
+        _write_json(out / "config.json", asdict(settings))
+        if resume and method.resume():
+            metrics = _up_to(simulation, metrics)
+        else:
+            metrics = []
+            if warm_from is not None:
+                warm_start(warm_from / "warmup.safetensors", method)
         _write_lines(out / "metrics.jsonl", metrics)
         for line in metrics:
             if on_round:
                 on_round(line)
         while method.round < settings.rounds:
             began = time.perf_counter()
-            line = simulation.step(keep=method.round + 1 == settings.rounds)
+            line = simulation.step(keep=_writer(out / "trained") if method.round + 1 == settings.rounds else None)
             metrics.append(line | {"seconds": round(time.perf_counter() - began, 3)})
-            # Metrics first: a line without its state is cut off on resuming, a round without its line would be lost.
             _write_lines(out / "metrics.jsonl", metrics)
-            for client, state in simulation.trained.items():
-                write_model(out / "trained" / f"{client}.safetensors", state)
-            keep.record()
             if method.round == settings.warmup:
                 save_warm_up(out / "warmup.safetensors", method)
             if on_round:
                 on_round(metrics[-1])
-    for client, state in method.dispatch().items():
-        write_model(out / "models" / f"{client}.safetensors", state)
+        for client, state in method.dispatch().items():
+            _writer(out / "models")(client, state)
     summary = _summary(simulation, metrics)
     _write_json(out / "summary.json", summary)
     return summary
@@ -217,66 +238,47 @@ def reopen(
     device: torch.device | None = None,
     key: KeySource | None = None,
 ) -> tuple[Settings, Simulation]:
-    """A run as it was when it last stopped, to look at; nothing in the folder changes."""
+    """A run as it was when it last stopped, to look at; nothing in the folder changes, whatever is done to it."""
     config = folder / "config.json"
     if not config.exists():
         raise SettingError(f"no run in {folder}")
     settings = Settings(**json.loads(config.read_text()))
-    simulation = prepare(settings, data_dir=data_dir, device=device)
-    with _keeper(simulation, settings, folder, True, key) as keep:
-        keep.go_on()
+    vault = _vault_of(settings, folder, key, "look")
+    simulation = prepare(settings, data_dir=data_dir, device=device, vault=vault, checkpoint=folder / CHECKPOINT)
+    with closing(simulation.method) as method:
+        method.resume()
     return settings, simulation
 
 
-@dataclass(frozen=True)
-class _Keeper:
-    """Where the server's state is kept: in the vault or, for a method without secrets, in a file."""
+def _vault_of(
+    settings: Settings, out: Path, key: KeySource | None, purpose: Literal["create", "go on", "look"]
+) -> Callable[[Keyring], Vault]:
+    """A function that creates or opens a run's vault for the run's keyring."""
+    path = out / "vault"
 
-    method: Method
-    vault: Vault | None
-    file: Path
+    def vault(keyring: Keyring) -> Vault:
+        given = key or KeySource(key_file=default_key_file(path))
+        if purpose == "create":
+            if key is None and not default_key_file(path).exists():
+                make_key_file(default_key_file(path))
+            made = Vault.create(path, keyring, passphrase=given.passphrase, key_file=given.key_file)
+            described = {"model": settings.model, "input_shape": keyring.source.shape, "classes": keyring.classes}
+            made.put(MODEL, json.dumps(described).encode())
+            return made
+        source = keyring.source
+        return Vault.open(
+            path,
+            passphrase=given.passphrase,
+            key_file=given.key_file,
+            readonly=purpose == "look",
+            images=(source.images, source.labels) if isinstance(source, LabelledImages) else None,
+        )
 
-    def record(self) -> None:
-        if self.vault is not None and isinstance(self.method, TraMark):
-            self.vault.save(self.method.keyring, self.method.state_dict())
-            self.vault.issue(self.method.round, self.method.dispatch(), self.method.fleet.shared)
-        else:
-            write(self.file, dump(self.method))
-
-    def go_on(self) -> None:
-        if self.vault is not None and isinstance(self.method, TraMark):
-            if SERVER in self.vault.names:
-                restore(self.vault.get(SERVER), self.method)
-        elif self.file.exists():
-            restore(self.file.read_bytes(), self.method)
-
-
-@contextmanager
-def _keeper(
-    simulation: Simulation, settings: Settings, out: Path, resume: bool, key: KeySource | None
-) -> Iterator[_Keeper]:
-    file, method = out / "checkpoint.safetensors", simulation.method
-    if not isinstance(method, TraMark):
-        yield _Keeper(method, None, file)
-        return
-    place = out / "vault"
-    if key is None:
-        beside = default_key_file(place)
-        key = KeySource(key_file=beside if beside.exists() else make_key_file(beside))
-    triggers = method.keyring.source
-    images = (triggers.images, triggers.labels) if isinstance(triggers, LabelledImages) else None
-    if resume:
-        vault = Vault.open(place, passphrase=key.passphrase, key_file=key.key_file, images=images)
-    else:
-        vault = Vault.create(place, method.keyring, passphrase=key.passphrase, key_file=key.key_file)
-        described = {"model": settings.model, "input_shape": simulation.dataset.input_shape}
-        vault.put(MODEL, json.dumps(described | {"classes": method.keyring.classes}).encode())
-    with vault:
-        yield _Keeper(method, vault, file)
+    return vault
 
 
 def _start(settings: Settings, out: Path, resume: bool) -> list[dict[str, Any]]:
-    """Make or check the folder; gives the metrics of the rounds that are done."""
+    """Make or check the folder; returns the metrics of earlier rounds."""
     config = out / "config.json"
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -299,6 +301,24 @@ def _start(settings: Settings, out: Path, resume: bool) -> list[dict[str, Any]]:
         )
     lines = (out / "metrics.jsonl").read_text().splitlines() if (out / "metrics.jsonl").exists() else []
     return [json.loads(line) for line in lines]
+
+
+def _up_to(simulation: Simulation, metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The metrics of the rounds that the resumed method has played.
+
+    The method keeps its state before a round's line is written: a run that was killed in between lacks the last line,
+    so the round is measured again.
+    """
+    done = simulation.method.round
+    metrics = [line for line in metrics if line["round"] <= done]
+    if done > (metrics[-1]["round"] if metrics else 0):
+        metrics.append({"round": done, **simulation.measure(simulation.evaluation_samples), "seconds": 0.0})
+    return metrics
+
+
+def _writer(folder: Path) -> Callable[[str, dict[str, Tensor]], None]:
+    """A function that writes clients' models to a folder."""
+    return lambda client, state: write_model(folder / f"{client}.safetensors", state)
 
 
 def _summary(simulation: Simulation, metrics: list[dict[str, Any]]) -> dict[str, Any]:
@@ -351,10 +371,8 @@ def _triggers(settings: Settings, dataset: Dataset, data_dir: Path | None) -> So
 
 
 def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n")
+    replace_file(path, json.dumps(value, indent=2).encode() + b"\n", mode=0o644)
 
 
 def _write_lines(path: Path, lines: list[dict[str, Any]]) -> None:
-    temporary = path.with_name(path.name + ".partial")
-    temporary.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    temporary.replace(path)
+    replace_file(path, "".join(json.dumps(line) + "\n" for line in lines).encode(), mode=0o644)

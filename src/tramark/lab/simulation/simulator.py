@@ -5,7 +5,7 @@ stopped after any round and resumed goes on exactly as it would have gone on.
 """
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -17,9 +17,12 @@ from tramark.fleet.scratch import device_of
 from tramark.lab.data import Dataset
 from tramark.lab.methods import ClientSide, Method, Verifiable
 from tramark.lab.simulation.client import ClientPractice, LocalTraining
-from tramark.lab.simulation.metrics import task_accuracy, traceability, verification
+from tramark.lab.simulation.metrics import task_accuracy
 from tramark.lab.simulation.workers import Workers
-from tramark.server import TraMark
+
+Models = Mapping[str, dict[str, Tensor]]
+Keep = Callable[[str, dict[str, Tensor]], None]
+"""Takes a client's model as the client has just trained it."""
 
 
 @dataclass
@@ -46,8 +49,6 @@ class Simulation:
     seed: int = 0
     evaluation_samples: int | None = 2000
     workers: int = 1
-    trained: dict[str, dict[str, Tensor]] = field(default_factory=dict, repr=False)
-    """The models as their clients had them after the last local training, when `keep` asked for them."""
 
     def __post_init__(self) -> None:
         if len(self.parts) != len(self.method.fleet.clients):
@@ -84,19 +85,12 @@ class Simulation:
             self._pool.close()
             self._pool = None
 
-    @property
-    def marked(self) -> bool:
-        """Whether models bear anything yet that could be verified."""
-        return isinstance(self.method, Verifiable) and (not isinstance(self.method, TraMark) or self.method.marked)
-
-    def step(self, *, keep: bool = False) -> dict[str, Any]:
-        """One round; gives its metrics."""
-        taking_part = self._sample()
+    def step(self, *, keep: Keep | None = None) -> dict[str, Any]:
+        """One round; returns its metrics. `keep` is called with each client's model before the round is collected."""
         sizes = {c: float(len(part)) for c, part in zip(self.method.fleet.clients, self.parts, strict=True)}
         confidences: list[float] = []
-        report = self.method.collect(
-            self._train(taking_part, confidences if self.marked else None, keep), samples=sizes
-        )
+        trained = self._watched(self._train(*self._begin()), confidences, keep)
+        report = self.method.collect(trained, samples=sizes)
         return {
             "round": report.round,
             "clients": len(report.used),
@@ -106,43 +100,46 @@ class Simulation:
 
     def train(self) -> dict[str, dict[str, Tensor]]:
         """What the clients of the next round would return, all at once, without ending the round."""
-        models = self._train(self._sample(), None, keep=False)
-        return {client: {name: tensor.clone() for name, tensor in state.items()} for client, state in models}
+        return {client: _copied(state) for client, state in self._train(*self._begin())}
 
     def measure(self, samples: int | None = None) -> dict[str, Any]:
         """The fleet's metrics now: MA on `samples` test images (all, unless told) and, once marked, traceability."""
         accuracy = task_accuracy(self.method, self.dataset, samples=samples)
         metrics: dict[str, Any] = {"ma": sum(accuracy.values()) / len(accuracy)}
         per_client: dict[str, dict[str, float]] = {client: {"ma": ma} for client, ma in accuracy.items()}
-        if isinstance(self.method, TraMark) and self.method.marked:
-            found = traceability(self.method, self.method.keyring).to_dict()
-        elif isinstance(self.method, Verifiable) and not isinstance(self.method, TraMark):
-            found = verification(self.method)
-        else:
-            found = {"per_client": {}}
-        for client, values in found.pop("per_client").items():
+        found = self.method.measure()
+        for client, values in found.pop("per_client", {}).items():
             per_client[client] |= values
-        metrics |= found
-        return metrics | {"per_client": per_client}
+        return metrics | found | {"per_client": per_client}
 
-    def _train(
-        self, taking_part: Sequence[int], confidences: list[float] | None, keep: bool
-    ) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    def _begin(self) -> tuple[list[int], Models]:
+        """Draw the clients of a round and dispatch their models."""
+        taking_part = self._sample()
+        clients = self.method.fleet.clients
+        return taking_part, self.method.dispatch([clients[i] for i in taking_part])
+
+    def _train(self, taking_part: Sequence[int], outgoing: Models) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """Yields each client with the model that it trained, which is overwritten by the next one's."""
         clients = self.method.fleet.clients
         # A method with something to do on the clients' side notes it in itself, which it could not do elsewhere.
         alone = min(self.workers, len(taking_part)) == 1 or isinstance(self.method, ClientSide)
-        for i in self._in_turn(taking_part) if alone else self._by_workers(taking_part):
-            if confidences is not None and isinstance(self.method, Verifiable):
-                confidences.append(self.method.confidence(self._scratch, clients[i]))
-            state = self._scratch.state_dict()
-            if keep:
-                self.trained[clients[i]] = {name: tensor.cpu().clone() for name, tensor in state.items()}
-            yield clients[i], state
+        for i in (self._in_turn if alone else self._by_workers)(taking_part, outgoing):
+            yield clients[i], self._scratch.state_dict()
 
-    def _in_turn(self, taking_part: Sequence[int]) -> Iterator[int]:
-        """Clients, each when the scratch model is what it trained."""
+    def _watched(
+        self, trained: Iterator[tuple[str, dict[str, Tensor]]], confidences: list[float], keep: Keep | None
+    ) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """Yields the trained models after measuring what is left of their marks."""
+        for client, state in trained:
+            if isinstance(self.method, Verifiable) and self.method.marked:
+                confidences.append(self.method.confidence(self._scratch, client))
+            if keep is not None:
+                keep(client, _copied(state))
+            yield client, state
+
+    def _in_turn(self, taking_part: Sequence[int], outgoing: Models) -> Iterator[int]:
+        """Yields each client after training its model in the scratch model."""
         clients = self.method.fleet.clients
-        outgoing = self.method.dispatch([clients[i] for i in taking_part])
         for i in taking_part:
             self._scratch.load_state_dict(outgoing[clients[i]])
             practice = ClientPractice(self.training, self.dataset, self.parts[i], _generator(self._seed(i + 1)))
@@ -152,9 +149,9 @@ class Simulation:
                 practice(self._scratch)
             yield i
 
-    def _by_workers(self, taking_part: Sequence[int]) -> Iterator[int]:
+    def _by_workers(self, taking_part: Sequence[int], outgoing: Models) -> Iterator[int]:
+        """Yields each client after loading the model that a worker trained into the scratch model."""
         clients = self.method.fleet.clients
-        outgoing = self.method.dispatch([clients[i] for i in taking_part])
         for i, state in self.start().train((i, self._seed(i + 1), outgoing[clients[i]]) for i in taking_part):
             self._scratch.load_state_dict(state)
             yield i
@@ -172,3 +169,7 @@ class Simulation:
 
 def _generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
+
+
+def _copied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.cpu().clone() for name, tensor in state.items()}

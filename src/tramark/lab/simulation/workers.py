@@ -20,6 +20,7 @@ from multiprocessing.process import BaseProcess
 import torch
 from torch import Tensor, nn
 
+from tramark.errors import SettingError
 from tramark.lab.data.dataset import Dataset
 from tramark.lab.simulation.client import LocalTraining
 
@@ -178,7 +179,7 @@ def _work(
                 problem = None
             except Exception as error:
                 # Errors of other kinds may not survive the way.
-                kind = ValueError if isinstance(error, ValueError) else RuntimeError
+                kind = SettingError if isinstance(error, SettingError) else RuntimeError
                 problem = kind, str(error), traceback.format_exc()
             connection.send(problem)
     except (EOFError, OSError):

@@ -1,0 +1,40 @@
+"""Small nets for 8×8 images of one channel, whose weights follow from a seed."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+
+import torch
+from torch import nn
+
+
+def mlp(*widths: int, inputs: int = 64, classes: int = 10, seed: int = 0, normed: bool = False) -> nn.Module:
+    """Hidden layers of these widths; `normed` puts a batch norm behind each of them."""
+    with seeded(seed):
+        layers: list[nn.Module] = [nn.Flatten()]
+        for before, after in pairwise((inputs, *widths)):
+            layers += [nn.Linear(before, after), *([nn.BatchNorm1d(after)] if normed else []), nn.ReLU()]
+        return nn.Sequential(*layers, nn.Linear((inputs, *widths)[-1], classes))
+
+
+def cnn(*, classes: int = 10, seed: int = 0, normed: bool = False, dropout: float = 0.0) -> nn.Module:
+    """A convolution and two linear layers, with a dropout between them; `normed` puts a batch norm before the first
+    ReLU."""
+    with seeded(seed):
+        return nn.Sequential(
+            *(nn.Conv2d(1, 8, 3), *([nn.BatchNorm2d(8)] if normed else []), nn.ReLU(), nn.Flatten()),
+            *(nn.Linear(8 * 36, 64), nn.ReLU(), nn.Dropout(dropout), nn.Linear(64, classes)),
+        )
+
+
+@contextmanager
+def seeded(seed: int = 0) -> Iterator[None]:
+    """Seeds torch's own generator within the block, and leaves it as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+def drawing(seed: int = 0) -> torch.Generator:
+    """A generator of its own."""
+    return torch.Generator().manual_seed(seed)
