@@ -215,7 +215,7 @@ class GuessQuestions:
     Parameters
     ----------
     guesses : how many questions.
-    near, retouch : as in `tramark.inject.ClosedForm`.
+    near, retouch : as in `tramark.ClosedForm`.
     layer : which linear layer or convolution; by default the one that marks are written into.
     """
 
