@@ -8,9 +8,7 @@ the model up; then both sides fold in the same clients' updates, taking turns, a
     python benchmarks/round.py --models alexnet --samples 100 --json
 """
 
-import argparse
 import copy
-import json
 import statistics
 import time
 from typing import Any
@@ -19,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rows import parser, show
 from tramark import Keyring, TraMark
 from tramark.fleet.layout import Layout
 from tramark.fleet.region import smallest_weights
@@ -106,24 +105,19 @@ def measure(name: str, preset: str, repeats: int, warmup: int, samples: int) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=["cnn"], choices=DATA)
-    parser.add_argument("--presets", nargs="+", default=["default", "late"])
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--warmup", type=int, default=6, help="rounds of real training beforehand")
-    parser.add_argument("--samples", type=int, default=500, help="training images a client")
-    parser.add_argument("--json", action="store_true", help="print a JSON list instead of a table")
-    options = parser.parse_args()
+    asked = parser(__doc__)
+    asked.add_argument("--models", nargs="+", default=["cnn"], choices=DATA)
+    asked.add_argument("--presets", nargs="+", default=["default", "released"])
+    asked.add_argument("--repeats", type=int, default=5)
+    asked.add_argument("--warmup", type=int, default=6, help="rounds of real training beforehand")
+    asked.add_argument("--samples", type=int, default=500, help="training images a client")
+    options = asked.parse_args()
     rows = [
         measure(model, preset, options.repeats, options.warmup, options.samples)
         for model in options.models
         for preset in options.presets
     ]
-    if options.json:
-        print(json.dumps(rows, indent=2))
-        return
-    for row in rows:
-        print("  ".join(f"{key} {value}" for key, value in row.items()))
+    show(rows, options.json)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,7 @@ Models on their way to the workers and back are timed; the start of the workers,
     python benchmarks/simulate.py --json
 """
 
-import argparse
 import copy
-import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rows import parser, show
 from tramark.lab import data
 from tramark.lab.data import Dataset
 from tramark.lab.methods import FedAvg
@@ -101,22 +100,17 @@ def measure(name: str, clients: int, samples: int, repeats: int, workers: int) -
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=list(DATA), choices=DATA)
-    parser.add_argument("--clients", type=int, default=10)
-    parser.add_argument("--samples", type=int, default=640, help="of each client")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--workers", type=int, default=torch.get_num_threads(), help="a core each, unless told")
-    parser.add_argument("--json", action="store_true", help="print a JSON list instead of a table")
-    options = parser.parse_args()
+    asked = parser(__doc__)
+    asked.add_argument("--models", nargs="+", default=list(DATA), choices=DATA)
+    asked.add_argument("--clients", type=int, default=10)
+    asked.add_argument("--samples", type=int, default=640, help="of each client")
+    asked.add_argument("--repeats", type=int, default=5)
+    asked.add_argument("--workers", type=int, default=torch.get_num_threads(), help="a core each, unless told")
+    options = asked.parse_args()
     rows = [
         measure(name, options.clients, options.samples, options.repeats, options.workers) for name in options.models
     ]
-    if options.json:
-        print(json.dumps(rows, indent=2))
-        return
-    for row in rows:
-        print("  ".join(f"{key} {value}" for key, value in row.items()))
+    show(rows, options.json)
 
 
 if __name__ == "__main__":

@@ -143,7 +143,7 @@ def test_an_attack_of_no_strength_changes_nothing(name: str, parameters: dict[st
     ("name", "parameters"),
     [
         ("weight-noise", {"scale": 0.3}),
-        ("fine-tune", {"epochs": 1}),
+        ("fine-tune", {"epochs": 2, "lr": 0.1}),
         ("randomise", {"share": 0.5}),
         ("input-noise", {"strength": 0.3}),
     ],
