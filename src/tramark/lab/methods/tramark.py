@@ -43,7 +43,8 @@ class Traced(TraMark):
         injection = preset_named(preset, **options)
         # The vault comes last: options that cannot work leave none behind.
         vault = None if scene.vault is None else scene.vault(keyring)
-        return cls(model, keyring, warmup_rounds=scene.warmup, injection=injection, vault=vault)
+        own = keyring if vault is None else None
+        return cls(model, own, warmup_rounds=scene.warmup, injection=injection, vault=vault)
 
     def measure(self) -> dict[str, Any]:
         """VR, confidence, leakage and so on of all clients' models at once."""
