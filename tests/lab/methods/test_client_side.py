@@ -202,10 +202,10 @@ def test_text_has_bits_but_no_triggers() -> None:
     text = Dataset("ids", ids, labels, ids, labels, classes=2, kind="text", vocabulary=50)
     model = build("text", input_shape=(12,), classes=2, vocabulary=50, seed=0)
     method = FedIPR.make(model, scene(Tokens(12, vocabulary=50), classes=2))
-    run = Simulation(method, text, list(torch.arange(60).split(20)), LocalTraining(epochs=1, batch_size=10))
+    run = Simulation(method, text, list(torch.arange(60).split(20)), LocalTraining(epochs=20, batch_size=10, lr=0.1))
     run.step()
-    before = sum(method.confidence(model, client) for client in CLIENTS)
-    assert 3 * run.step()["confidence"] > before
+    assert method.confidence(model, "alice") < 0.7
+    assert run.step()["confidence"] > 0.7, "more bits than numbers to carry them"
     assert [len(method.triggers[client]) for client in CLIENTS] == [0, 0, 0]
 
 
