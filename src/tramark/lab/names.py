@@ -7,5 +7,5 @@ from typing import Literal
 
 ModelName = Literal["cnn", "small-cnn", "alexnet", "vgg16", "resnet18", "vit", "vit-b16", "mlp", "text"]
 MethodName = Literal["fedavg", "tramark", "waffle", "fedtracker", "fedipr", "robwe", "fedcrmw", "blackcatt"]
-PresetName = Literal["default", "paper", "released", "late"]
+PresetName = Literal["default", "paper", "released"]
 TriggerKind = Literal["auto", "patterns", "waffle", "mnist", "svhn"]

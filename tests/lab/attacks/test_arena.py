@@ -1,7 +1,6 @@
 """Attacks on the models of small runs, and what methods say of them; and the command that does it."""
 
 import json
-import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -184,7 +183,7 @@ def test_the_command_keeps_what_it_did(tmp_path: Path, monkeypatch: pytest.Monke
     assert {"ma_before", "ma", "vr", "confidence", "verdicts", "queries"} <= row.keys()
     assert row["attack"] == "Prune(share=0.3, scope='layer')"
     assert sum(row["verdicts"].values()) == 2
-    monkeypatch.setattr(sys.modules["tramark.cli.attack"], "assault", None)  # a call would fail
+    monkeypatch.setattr("tramark.lab.attacks.arena.assault", None)  # a call would fail
     again = CliRunner().invoke(app, words, catch_exceptions=False)
     assert json.loads(again.stdout) == row
     assert len(Ledger(folder).rows) == 1

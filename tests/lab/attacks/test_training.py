@@ -13,7 +13,8 @@ from nets import drawing, seeded
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tramark.lab.attacks import ATTACKS, convert
+from tramark.errors import SettingError
+from tramark.lab.attacks import ATTACKS
 from tramark.lab.attacks.adversarial import AdversarialTraining
 from tramark.lab.attacks.base import Attack, Loot
 from tramark.lab.attacks.convert import Onnx
@@ -640,6 +641,7 @@ class TestSymmetries:
 
 class TestOnnx:
     def test_a_missing_extra_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(convert, "find_spec", lambda name: None if name == "onnxscript" else object())
-        with pytest.raises(ImportError, match=r"needs onnxscript: pip install 'tramark\[onnx\]'"):
+        absent = "tramark.lab.models.export.find_spec"
+        monkeypatch.setattr(absent, lambda name: None if name == "onnxscript" else object())
+        with pytest.raises(SettingError, match=r"needs onnxscript: pip install 'tramark\[onnx\]'"):
             Onnx()(trained("mlp"), loot())

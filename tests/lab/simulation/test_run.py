@@ -184,8 +184,6 @@ def test_how_marks_are_written_can_be_told() -> None:
         (["--ratio", "1.5"], "must lie between 0 and 1"),
         (["--warmup", "9", "--rounds", "9"], "fewer of them"),
         (["--clients", "5000"], "5000 clients"),
-        (["--model", "nonesuch"], "nonesuch"),
-        (["--preset", "nonesuch"], "unknown preset"),
         (["--preset", "paper", "--option", "near=0.2"], "the preset 'paper' does not take"),
         (["--device", "nonesuch"], "no device 'nonesuch'"),
         (["--resume"], "no run to resume"),

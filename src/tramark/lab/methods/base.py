@@ -5,17 +5,17 @@ optional: `train_client`, if clients must do something of their own (`ClientSide
 verified (`Verifiable`). The columns in which methods are compared follow from these and from `Declared`.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
-import torch
 from torch import Tensor, nn
 
 from tramark.fleet.fleet import Fleet
 from tramark.keys.keyring import Keyring
 from tramark.keys.sources import Source
+from tramark.lab.simulation.client import Practice
 from tramark.server import Incoming, RoundReport, Samples
 from tramark.suspects.base import Suspect
 from tramark.vault.store import Vault
@@ -57,34 +57,6 @@ class Method(Protocol):
 
     def close(self) -> None:
         """Let go of the vault or file in which the state is kept; later rounds are not kept."""
-
-
-class Practice(Protocol):
-    """A client's ordinary training on its own samples, ready to be called by a method that adds to it."""
-
-    @property
-    def generator(self) -> torch.Generator:
-        """What decides everything random that the client does in this round."""
-
-    @property
-    def epochs(self) -> int:
-        """How many epochs it takes, unless told."""
-
-    def __call__(
-        self,
-        model: nn.Module,
-        *,
-        epochs: int | None = None,
-        extra: Callable[[nn.Module], Tensor] | None = None,
-        only: Collection[str] | None = None,
-    ) -> float:
-        """Train the model in place. `extra` is a loss that is added at every step; `only` these weights move."""
-
-    def some(self, count: int) -> tuple[Tensor, Tensor]:
-        """So many of the client's samples, raw, with their labels; the same ones each time."""
-
-    def prepare(self, raw: Tensor) -> Tensor:
-        """Raw inputs as the model takes them."""
 
 
 @runtime_checkable

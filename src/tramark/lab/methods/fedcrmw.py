@@ -23,9 +23,10 @@ from tramark.errors import SettingError
 from tramark.evidence.statistics import p_values, plurality
 from tramark.keys import streams
 from tramark.lab.attacks.transforms import jpeg
-from tramark.lab.methods.base import Declared, Finding, Practice, Scene
+from tramark.lab.methods.base import Declared, Finding, Scene
 from tramark.lab.methods.bits import appended
 from tramark.lab.methods.watermarked import Watermarked
+from tramark.lab.simulation.client import Practice
 from tramark.suspects.base import Suspect
 
 

@@ -21,9 +21,10 @@ from torch.nn import functional as F
 from tramark.errors import SettingError
 from tramark.fleet.scratch import device_of, evaluating
 from tramark.keys import streams
-from tramark.lab.methods.base import Declared, Finding, Practice, Scene
+from tramark.lab.methods.base import Declared, Finding, Scene
 from tramark.lab.methods.bits import BitKey, appended, needed, public_carrier, read, read_suspect
 from tramark.lab.methods.watermarked import Watermarked
+from tramark.lab.simulation.client import Practice
 from tramark.suspects.base import Suspect
 
 

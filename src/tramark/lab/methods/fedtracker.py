@@ -155,7 +155,7 @@ def far_apart(
     one with the larger smallest Hamming distance or, that being equal, with fewer pairs so near.
 
     >>> rows = far_apart(4, 32, generator=torch.Generator().manual_seed(0))
-    >>> rows.shape, smallest_distance(rows) > 12
+    >>> rows.shape, int((rows[0] != rows[1]).sum()) > 12
     (torch.Size([4, 32]), True)
     """
     alive = torch.randint(2, (population, clients, bits), generator=generator) * 2.0 - 1
@@ -170,18 +170,12 @@ def far_apart(
     return alive[_fitness(alive).argmax()]
 
 
-def smallest_distance(rows: Tensor) -> int:
-    """The smallest Hamming distance between two rows of ±1."""
-    return int((rows.shape[-1] - _agreement(rows).max()) / 2)
-
-
-def _agreement(rows: Tensor) -> Tensor:
-    """How many more bits than not two rows have in common, for all pairs; a row with itself counts as an opposite."""
-    return (rows @ rows.mT).masked_fill(torch.eye(rows.shape[-2], dtype=torch.bool), -rows.shape[-1])
-
-
 def _fitness(population: Tensor) -> Tensor:
-    agreement = _agreement(population)
+    """How far apart the rows of each individual are."""
+    bits = population.shape[-1]
+    # How many more bits two rows have in common than not; a row with itself counts as an opposite.
+    same = torch.eye(population.shape[-2], dtype=torch.bool)
+    agreement = (population @ population.mT).masked_fill(same, -bits)
     most = agreement.amax((1, 2))
     crowd = (agreement == most[:, None, None]).double().mean((1, 2))
     # One less bit in common is worth more than any number of pairs that have so many: the crowd counts at most one.

@@ -31,9 +31,10 @@ from tramark.errors import SettingError, UpdateError
 from tramark.fleet.layout import Slot, State
 from tramark.fleet.region import Places
 from tramark.fleet.scratch import device_of
-from tramark.lab.methods.base import Declared, Finding, Practice, Scene
+from tramark.lab.methods.base import Declared, Finding, Scene
 from tramark.lab.methods.bits import BitKey, Picked, needed, read, read_suspect
 from tramark.lab.methods.watermarked import Watermarked
+from tramark.lab.simulation.client import Practice
 from tramark.server import Incoming, RoundReport, Samples
 from tramark.suspects.base import Suspect
 

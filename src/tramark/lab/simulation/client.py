@@ -90,16 +90,18 @@ class LocalTraining:
 
 
 @dataclass(frozen=True, eq=False)
-class ClientPractice:
-    """A client's own training on its own samples, ready to be called by a method that adds to it."""
+class Practice:
+    """A client's ordinary training on its own samples, ready to be called by a method that adds to it."""
 
     training: LocalTraining
     dataset: Dataset
     indices: Tensor
     generator: torch.Generator
+    """Decides everything random that the client does in this round."""
 
     @property
     def epochs(self) -> int:
+        """The number of epochs, unless a call says otherwise."""
         return self.training.epochs
 
     def __call__(
@@ -110,14 +112,17 @@ class ClientPractice:
         extra: Callable[[nn.Module], Tensor] | None = None,
         only: Collection[str] | None = None,
     ) -> float:
+        """Train the model in place. `extra` is a loss that is added at every step; `only` these weights move."""
         training = self.training if epochs is None else replace(self.training, epochs=epochs)
         return training(model, self.dataset, self.indices, generator=self.generator, extra=extra, only=only)
 
     def some(self, count: int) -> tuple[Tensor, Tensor]:
+        """The client's first `count` samples, raw, with their labels."""
         chosen = self.indices[:count]
         return self.dataset.train_inputs[chosen], self.dataset.train_labels[chosen]
 
     def prepare(self, raw: Tensor) -> Tensor:
+        """Raw inputs as the model takes them."""
         return self.dataset.prepare(raw)
 
 

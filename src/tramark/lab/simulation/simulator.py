@@ -16,7 +16,7 @@ from tramark.errors import SettingError
 from tramark.fleet.scratch import device_of
 from tramark.lab.data import Dataset
 from tramark.lab.methods import ClientSide, Method, Verifiable
-from tramark.lab.simulation.client import ClientPractice, LocalTraining
+from tramark.lab.simulation.client import LocalTraining, Practice
 from tramark.lab.simulation.metrics import task_accuracy
 from tramark.lab.simulation.workers import Workers
 
@@ -142,7 +142,7 @@ class Simulation:
         clients = self.method.fleet.clients
         for i in taking_part:
             self._scratch.load_state_dict(outgoing[clients[i]])
-            practice = ClientPractice(self.training, self.dataset, self.parts[i], _generator(self._seed(i + 1)))
+            practice = Practice(self.training, self.dataset, self.parts[i], _generator(self._seed(i + 1)))
             if isinstance(self.method, ClientSide):
                 self.method.train_client(clients[i], self._scratch, practice)
             else:
