@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from typer.testing import CliRunner
 
 from tramark import TraMark, trace
 from tramark.cli import app, main
-from tramark.errors import SettingError
+from tramark.errors import CheckpointError, SettingError, VaultError
 from tramark.keys.sources import Source, Tokens, Vectors
 from tramark.lab.data import Dataset
 from tramark.lab.methods import Traced
@@ -167,7 +168,20 @@ def test_settings_that_cannot_work_leave_no_vault_behind(tmp_path: Path) -> None
     with pytest.raises(SettingError, match="0 workers"):
         run(settings, tmp_path, workers=0)
     assert not (tmp_path / "vault").exists()
+    with pytest.raises(CheckpointError, match="no warm-up"):
+        run(settings, tmp_path, warm_from=tmp_path / "nowhere")
+    assert not (tmp_path / "vault").exists()
     run(settings, tmp_path)
+
+
+def test_a_run_whose_vault_is_gone_does_not_start_anew(tmp_path: Path) -> None:
+    settings = Settings(**SMALL, rounds=2, warmup=1)
+    run(settings, tmp_path)
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    shutil.rmtree(tmp_path / "vault")
+    with pytest.raises(VaultError):
+        run(settings, tmp_path, resume=True)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
 
 
 def test_how_marks_are_written_can_be_told() -> None:

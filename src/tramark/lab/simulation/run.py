@@ -9,8 +9,8 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -187,30 +187,26 @@ def run(
     `if __name__ == "__main__":`.
     """
     metrics = _start(settings, out, resume)
-    new = not (out / "vault").exists()
-    try:
-        simulation = prepare(
-            settings,
-            data_dir=data_dir,
-            device=device,
-            workers=workers,
-            vault=_vault_of(settings, out, key, "go on" if resume and not new else "create"),
-            checkpoint=out / CHECKPOINT,
+    with ExitStack() as stack:
+        stack.enter_context(_removing_unused_vault(out))
+        simulation = stack.enter_context(
+            prepare(
+                settings,
+                data_dir=data_dir,
+                device=device,
+                workers=workers,
+                vault=_vault_of(settings, out, key, "go on" if resume else "create"),
+                checkpoint=out / CHECKPOINT,
+            )
         )
-    except BaseException:
-        # Settings that do not work leave nothing behind that would be in the way of a second try.
-        if new:
-            shutil.rmtree(out / "vault", ignore_errors=True)
-        raise
-    method = simulation.method
-    with simulation, closing(method):
-        _write_json(out / "config.json", asdict(settings))
+        method = stack.enter_context(closing(simulation.method))
         if resume and method.resume():
             metrics = _up_to(simulation, metrics)
         else:
             metrics = []
             if warm_from is not None:
                 warm_start(warm_from / "warmup.safetensors", method)
+        _write_json(out / "config.json", asdict(settings))
         _write_lines(out / "metrics.jsonl", metrics)
         for line in metrics:
             if on_round:
@@ -275,6 +271,18 @@ def _vault_of(
         )
 
     return vault
+
+
+@contextmanager
+def _removing_unused_vault(out: Path) -> Iterator[None]:
+    """Remove a vault that was made for a run which could not start, so that it is not in the way of a second try."""
+    new = not (out / "vault").exists()
+    try:
+        yield
+    except BaseException:
+        if new and not (out / "config.json").exists():
+            shutil.rmtree(out / "vault", ignore_errors=True)
+        raise
 
 
 def _start(settings: Settings, out: Path, resume: bool) -> list[dict[str, Any]]:
