@@ -539,8 +539,13 @@ class TestHostileServers:
                 ask_json(server, options=options)
             taken = time.monotonic() - start
             assert type(caught.value) is kind
-            assert len(server.requests) == (2 if kind is SuspectUnavailable and "hour" not in name else 1)
-        assert taken < 4
+            expected = 2 if kind is SuspectUnavailable and "hour" not in name else 1
+            # A busy machine may read a request after the client has given it up.
+            patience = time.monotonic() + 20
+            while len(server.requests) < expected and time.monotonic() < patience:
+                time.sleep(0.05)
+            assert len(server.requests) == expected
+        assert taken < 7  # a server that drips goes on for eight seconds
         assert "\n" not in str(caught.value)
         assert caught.value.answers is not None
         assert len(caught.value.answers.labels) == 0
