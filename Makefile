@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 EXTRAS := dev,lab,onnx,flower
 
-.PHONY: setup demo demo-flower test test-fast lint format bench arena clean
+.PHONY: setup demo demo-flower test test-fast coverage lint format bench arena clean
 
 setup: $(READY)
 
@@ -32,6 +32,10 @@ test: $(READY)
 test-fast: $(READY)
 	$(PYTEST) -m 'not slow'
 
+# How much of the source the tests run: a measure, not a gate.
+coverage: $(READY)
+	$(PYTEST) --cov=tramark --cov-report=term:skip-covered --cov-report=html
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -57,4 +61,4 @@ bench: $(READY)
 	$(BIN)/python benchmarks/round.py --presets default
 
 clean:
-	rm -rf $(VENV) demo runs/demo-flower .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) demo runs/demo-flower .pytest_cache .mypy_cache .ruff_cache htmlcov .coverage
