@@ -5,6 +5,7 @@ aggregates, makes the marks of all clients, whether they took part or not, and d
 """
 
 import copy
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from tramark.keys.keyring import Keyring
 from tramark.marks.checkup import check
 from tramark.marks.injection import Injection
 from tramark.marks.presets import preset_named
+from tramark.marks.survival import Survival, Survived
 
 if TYPE_CHECKING:
     from tramark.vault.store import Vault
@@ -34,6 +36,10 @@ Samples = Mapping[str, float] | None
 """The clients' numbers of samples; None counts everybody alike."""
 
 
+FAINT = 0.5
+"""Warn if the mean survival in a round is below this."""
+
+
 @dataclass(frozen=True)
 class RoundReport:
     """What a round used: whose updates went in, and whose were refused, and why."""
@@ -41,6 +47,22 @@ class RoundReport:
     round: int
     used: tuple[str, ...]
     refused: dict[str, str] = field(default_factory=dict)
+    marked: bool = False
+    """Whether the models that are sent next carry marks."""
+    survived: Survived | None = None
+    """What was left of the marks in the returned models; None if those had none."""
+
+    def __str__(self) -> str:
+        words = [f"round {self.round}: {len(self.used)} updates used"]
+        if self.refused:
+            words.append("refused " + ", ".join(f"{client} ({why})" for client, why in self.refused.items()))
+        if self.survived is not None:
+            survived = self.survived
+            words.append(
+                f"after training {survived.mean:.0%} of the answers were left, {survived.least:.0%} at the least, with "
+                f"a margin of {survived.margin:.1f}"
+            )
+        return ", ".join([*words, "marked" if self.marked else "not marked yet"])
 
 
 def fold(aggregation: Aggregation, incoming: Incoming, samples: Samples, *, strict: bool) -> dict[str, str]:
@@ -72,7 +94,9 @@ class TraMark:
     ...     incoming = dict(outgoing)  # here the clients would train
     ...     report = server.collect(incoming, samples={"alice": 300, "bob": 100})
     >>> report
-    RoundReport(round=2, used=('alice', 'bob'), refused={})
+    RoundReport(round=2, used=('alice', 'bob'), refused={}, marked=True, survived=Survived(...))
+    >>> print(report)
+    round 2: 2 updates used, after training ...% of the answers were left, ..., marked
 
     Parameters
     ----------
@@ -114,6 +138,7 @@ class TraMark:
         self.round = 0
         self._issued: set[str] = set()
         self._saved = False
+        self._survival: Survival | None = None
         self._class = type(model)
         self.model = scratch_copy(model)
         pick = check(self.model, keyring, self.injection, logits)
@@ -162,7 +187,8 @@ class TraMark:
         A round that is not ended changes nothing.
         """
         self.drift.forget()
-        return self.fleet.begin(self.drift)
+        self._survival = Survival(self.model, self.keyring) if self.marked else None
+        return self.fleet.begin(self.drift, self._survival.watch if self._survival else None)
 
     def end(self, aggregation: Aggregation, base: State | None = None) -> RoundReport:
         """End a round: aggregate, then make everyone's marks anew.
@@ -175,7 +201,15 @@ class TraMark:
         if self.round >= self.warmup_rounds:
             self.mark()
         self._save()
-        return RoundReport(self.round, tuple(aggregation.taken))
+        survived = self._survival.result if self._survival else None
+        if survived is not None and survived.mean < FAINT:
+            warnings.warn(
+                f"round {self.round}: clients' training leaves {survived.mean:.0%} of their marks' answers: what they "
+                "leak after training cannot be traced well. More warm-up rounds, a larger margin "
+                "(ClosedForm(margin=…)) or another layer may help",
+                stacklevel=3,
+            )
+        return RoundReport(self.round, tuple(aggregation.taken), marked=self.marked, survived=survived)
 
     def resume(self) -> bool:
         """Go on from what the vault has; False if it has nothing yet."""

@@ -175,6 +175,7 @@ def _watch(job: Callable[..., dict[str, Any]], settings: "Settings", out: Path) 
             lines.append(line)
             warming_up = "  warm-up" if settings.method == "tramark" else ""
             traced = warming_up if line.get("vr") is None else f"  VR {line['vr']:.2f}"
+            traced += f"  {line['survival']:.0%} left after training" if "survival" in line else ""
             progress.update(task, completed=line["round"], state=f"MA {100 * line['ma']:.1f} %{traced}")
 
         summary = job(settings, out, on_round=show)

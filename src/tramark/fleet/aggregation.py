@@ -4,7 +4,7 @@ Nothing of a whole model's size is made for a client: tensors without marks go i
 processor's cache, and only tensors with marks are built.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -41,6 +41,8 @@ class Aggregation:
 
     fleet: "Fleet"
     observer: Observer | None = None
+    watch: Callable[[str, State], None] | None = None
+    """Called with each client and the model that it returned, once that is accepted."""
     taken: dict[str, float] = field(default_factory=dict)
     _sum: Tensor = field(init=False, repr=False)
     _apart: set[str] = field(init=False, repr=False)
@@ -87,6 +89,8 @@ class Aggregation:
         for name, total in self._buffers.items():
             total.add_(_difference(state[name].cpu(), fleet.buffers[name]), alpha=weight)
         self._marks[row] = own
+        if self.watch is not None:
+            self.watch(client, state)
         self.taken[client] = weight
         if self.observer is not None:
             self.observer.observe(seen)

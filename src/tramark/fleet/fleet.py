@@ -13,7 +13,7 @@ tensors without marks go into the sum in pieces that fit a processor's cache, an
 """
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -113,9 +113,14 @@ class Fleet:
     def _marked(self) -> set[str]:
         return set() if self.region is None else self.region.tensors(self.layout)
 
-    def begin(self, observer: Observer | None = None) -> "Aggregation":
-        """Begin to fold in a round's updates; the observer is shown those of the tensors it asks for."""
-        return Aggregation(self, observer)
+    def begin(
+        self, observer: Observer | None = None, watch: Callable[[str, State], None] | None = None
+    ) -> "Aggregation":
+        """Begin to fold in a round's updates.
+
+        The observer is shown those of the tensors it asks for; `watch` is called with every returned model.
+        """
+        return Aggregation(self, observer, watch)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything but the clients' names."""

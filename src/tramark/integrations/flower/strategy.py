@@ -182,8 +182,12 @@ class TraMarkStrategy(Strategy):
             if self._linear and aggregation.gives(base):
                 base = None
         report = server.end(aggregation, base)
-        marked = "marked" if server.marked else "not marked yet"
-        log(INFO, "round %s: models of %s clients are %s", report.round, len(server.fleet.clients), marked)
+        log(INFO, "%s", report)
+        if report.survived is not None:
+            metrics = metrics or MetricRecord()
+            metrics["tramark-survival"] = report.survived.mean
+            metrics["tramark-survival-least"] = report.survived.least
+            metrics["tramark-margin-left"] = report.survived.margin
         self._record = None
         return (None if arrays is None else self._base()), metrics
 

@@ -91,10 +91,12 @@ class Simulation:
         confidences: list[float] = []
         trained = self._watched(self._train(*self._begin()), confidences, keep)
         report = self.method.collect(trained, samples=sizes)
+        survived = report.survived
         return {
             "round": report.round,
             "clients": len(report.used),
             **({"confidence_trained": sum(confidences) / len(confidences)} if confidences else {}),
+            **({"survival": survived.mean, "margin_left": survived.margin} if survived else {}),
             **self.measure(self.evaluation_samples),
         }
 

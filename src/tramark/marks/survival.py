@@ -1,0 +1,97 @@
+"""Measure what is left of marks in the models that clients return, before they are folded in.
+
+A few returned models of a round are asked a few of their own questions, in variants that marks are not made with and
+that suspects are not asked. The share of right answers is the client's *survival*; how far they still lead is the
+margin that is left.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+from torch import Tensor, nn
+
+from tramark.errors import SettingError
+from tramark.fleet.layout import State
+from tramark.fleet.scratch import device_of, evaluating
+from tramark.keys.keyring import Keyring
+
+CLIENTS = 5
+"""Returned models that are asked in a round."""
+
+QUESTIONS = 16
+"""Questions that each of them is asked."""
+
+
+@dataclass(frozen=True)
+class Survived:
+    """What was left of the marks in a round's returned models.
+
+    Parameters
+    ----------
+    clients : survival by client, of those who were asked.
+    margin : by how many logits right answers lead, in the median over the clients' medians; wrong answers count
+        negative.
+    """
+
+    clients: dict[str, float]
+    margin: float
+
+    @property
+    def mean(self) -> float:
+        """The mean survival."""
+        return sum(self.clients.values()) / len(self.clients)
+
+    @property
+    def least(self) -> float:
+        """The smallest survival of any client that was asked."""
+        return min(self.clients.values())
+
+
+class Survival:
+    """Asks the first returned models of a round; `model` is scratch space."""
+
+    def __init__(self, model: nn.Module, keyring: Keyring) -> None:
+        self._model, self._keyring = model, keyring
+        self._found: dict[str, float] = {}
+        self._margins: list[float] = []
+
+    def watch(self, client: str, returned: State) -> None:
+        """Measure one returned model, unless enough have been measured."""
+        if len(self._found) >= CLIENTS:
+            return
+        key = self._keyring.key(client)
+        inputs, answers = unseen(self._keyring, key.questions[:QUESTIONS], key.answers)
+        with evaluating(self._model), torch.no_grad():
+            own = self._model.state_dict()
+            for name, tensor in returned.items():
+                own[name].copy_(tensor)
+            logits = self._model(inputs.to(device_of(self._model))).float().cpu()
+        wanted = logits.gather(1, answers[:, None])[:, 0]
+        leads = wanted - logits.scatter(1, answers[:, None], -torch.inf).amax(1)
+        self._found[client] = float((leads > 0).float().mean())
+        self._margins.append(float(leads.median()))
+
+    @property
+    def result(self) -> Survived | None:
+        """What was measured; None if no model came back."""
+        return Survived(dict(self._found), median(self._margins)) if self._found else None
+
+
+def unseen(keyring: Keyring, questions: Sequence[int], answers: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Prepared inputs in a variant that is neither written nor asked, and the answers to them.
+
+    A source that has no more variants gives the held-out ones. With label answers there is one question, in several
+    variants.
+    """
+    count = 1 if keyring.assignment == "code" else QUESTIONS
+    last = keyring.variants("held-out").stop
+    try:
+        raw = [keyring.source.render(keyring.secret, question, range(last, last + count)) for question in questions]
+    except SettingError:
+        first = keyring.variants("held-out").start
+        count = min(count, keyring.held_out_variants)
+        raw = [keyring.source.render(keyring.secret, question, range(first, first + count)) for question in questions]
+    wanted = torch.tensor(answers[: len(questions)]).repeat_interleave(count)
+    return keyring.source.prepare(torch.cat(raw)), wanted
