@@ -21,15 +21,15 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     >>> model[1].training
     True
     """
-    training = [module for module in model.modules() if module.training]
-    # Not by eval(), which modules may override or refuse.
-    for module in training:
-        module.training = False
+    modes = [(module, module.training) for module in model.modules()]
     try:
+        # Not by eval(), which modules may override or refuse.
+        for module, _ in modes:
+            module.training = False
         yield
     finally:
-        for module in training:
-            module.training = True
+        for module, training in modes:
+            module.training = training
 
 
 @contextmanager
