@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tramark import CheckpointError, Keyring, TraMark
+from tramark import CheckpointError, Keyring, LabelledImages, SettingError, TraMark
 from tramark.errors import UpdateError
 from tramark.lab.methods import FedAvg
 from tramark.marks.closed_form import ClosedForm
@@ -271,3 +271,19 @@ def test_a_server_without_keys_is_refused() -> None:
         TraMark(model())
     with pytest.raises(ValueError, match="no vault to resume from"):
         server().resume()
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_questions_from_an_image_set_in_a_vault(given: bool, tmp_path: Path) -> None:
+    images = torch.randint(256, (80, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    source = LabelledImages(images, torch.arange(80) % 4, (1, 8, 8), per_question=8)
+    keyring = Keyring.generate(
+        clients=CLIENTS, classes=10, source=source, assignment="label", train_variants=4, held_out_variants=4
+    )
+    with Vault.create(tmp_path / "vault", keyring, key_file=make_key_file(tmp_path / "vault.key")) as vault:
+        federation = TraMark(model(), keyring if given else None, warmup_rounds=0, preset="paper", vault=vault)
+        federation.collect(dict(federation.dispatch()))
+        again = TraMark(model(), warmup_rounds=0, preset="paper", vault=vault)
+        assert again.resume()
+        with pytest.raises(SettingError, match="another keyring"):
+            TraMark(model(), keyring.join("d"), vault=vault)

@@ -124,9 +124,11 @@ class TraMark:
         logits: Pick | None = None,
     ) -> None:
         if vault is not None:
-            if keyring is not None and keyring != vault.keyring:
+            given = keyring and (keyring.fingerprint, keyring.clients, keyring.departed)
+            kept = vault.keyring
+            if given and given != (kept.fingerprint, kept.clients, kept.departed):
                 raise SettingError("the vault has another keyring than the one given: with a vault, give none")
-            keyring = vault.keyring
+            keyring = kept
         if keyring is None:
             raise SettingError("a server needs its clients' keys: give a keyring, or a vault that has one")
         if warmup_rounds < 0:

@@ -220,6 +220,11 @@ class LabelledImages(Normalised):
         }
 
 
+def images_of(source: object) -> tuple[Tensor, Tensor] | None:
+    """The labelled images that questions are taken from, which no vault keeps; None for all other sources."""
+    return (source.images, source.labels) if isinstance(source, LabelledImages) else None
+
+
 def _blocks(size: int, cells: int) -> Tensor:
     """Weights (size × cells) that blow up a row of cells in hard blocks."""
     return F.one_hot(torch.arange(size) * cells // size, cells).double()

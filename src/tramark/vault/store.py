@@ -82,9 +82,10 @@ class Vault:
     ) -> Self:
         """Make a vault for a keyring, with its signed commitment, and open it for writing.
 
-        The key comes from `find_key`. The vault is built beside `path` and then moved there, so there never is half a
-        vault.
+        The key comes from `find_key`. The vault is built beside `path` and then moved there whole.
         """
+        from tramark.keys.pictures import images_of
+
         path = Path(path)
         source = find_key(path, passphrase=passphrase, key_file=key_file)
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
@@ -111,7 +112,7 @@ class Vault:
             undo.pop_all()
         sync_directory(path.parent)
         storage.path = path
-        return cls(storage)
+        return cls(storage, images_of(keyring.source))
 
     @classmethod
     def open(

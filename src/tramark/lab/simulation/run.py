@@ -22,7 +22,7 @@ from tramark.errors import SettingError
 from tramark.fleet.layout import extend_head
 from tramark.fleet.scratch import device_of
 from tramark.keys.keyring import Assignment, Keyring
-from tramark.keys.pictures import LabelledImages, Patterns, WafflePatterns
+from tramark.keys.pictures import LabelledImages, Patterns, WafflePatterns, images_of
 from tramark.keys.sources import Source, Tokens, Vectors
 from tramark.lab import data, models
 from tramark.lab.data import Dataset
@@ -261,13 +261,12 @@ def _vault_of(
             described = {"model": settings.model, "input_shape": keyring.source.shape, "classes": keyring.classes}
             made.put(MODEL, json.dumps(described).encode())
             return made
-        source = keyring.source
         return Vault.open(
             path,
             passphrase=given.passphrase,
             key_file=given.key_file,
             readonly=purpose == "look",
-            images=(source.images, source.labels) if isinstance(source, LabelledImages) else None,
+            images=images_of(keyring.source),
         )
 
     return vault
