@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from tramark.errors import CheckpointError, SettingError, UpdateError
-from tramark.fleet.aggregation import Aggregation
+from tramark.errors import CheckpointError, SettingError
+from tramark.fleet.aggregation import Aggregation, Incoming, Samples, fold
 from tramark.fleet.drift import Drift
 from tramark.fleet.fleet import Fleet, Outgoing
 from tramark.fleet.layout import State
@@ -27,14 +27,6 @@ from tramark.marks.survival import Survival, Survived
 
 if TYPE_CHECKING:
     from tramark.vault.store import Vault
-
-Incoming = Mapping[str, State] | Iterable[tuple[str, State]]
-"""What clients returned: a mapping, or a stream of (client, state dict) pairs."""
-
-
-Samples = Mapping[str, float] | None
-"""The clients' numbers of samples; None counts everybody alike."""
-
 
 FAINT = 0.5
 """Warn if the mean survival in a round is below this."""
@@ -63,21 +55,6 @@ class RoundReport:
                 f"a margin of {survived.margin:.1f}"
             )
         return ", ".join([*words, "marked" if self.marked else "not marked yet"])
-
-
-def fold(aggregation: Aggregation, incoming: Incoming, samples: Samples, *, strict: bool) -> dict[str, str]:
-    """Fold a round's updates in one by one; returns whose were refused, and why."""
-    refused: dict[str, str] = {}
-    for client, state in incoming.items() if isinstance(incoming, Mapping) else incoming:
-        try:
-            if samples is not None and client not in samples:
-                raise UpdateError(client, "its number of samples is not known")
-            aggregation.add(client, state, 1.0 if samples is None else float(samples[client]))
-        except UpdateError as error:
-            if strict:
-                raise
-            refused[client] = error.reason
-    return refused
 
 
 class TraMark:

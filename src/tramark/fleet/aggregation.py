@@ -4,7 +4,7 @@ Nothing of a whole model's size is made for a client: tensors without marks go i
 processor's cache, and only tensors with marks are built.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -19,6 +19,14 @@ if TYPE_CHECKING:
 
 PIECE = 2**18
 """Numbers folded in at a time: as many as fit into a processor's cache."""
+
+
+Incoming = Mapping[str, State] | Iterable[tuple[str, State]]
+"""What clients returned: a mapping, or a stream of (client, state dict) pairs."""
+
+
+Samples = Mapping[str, float] | None
+"""The clients' numbers of samples; None counts everybody alike."""
 
 
 class Observer(Protocol):
@@ -145,6 +153,21 @@ class Aggregation:
             exact = old.dtype != torch.bool and not old.is_floating_point()
             buffers[name] = old + as_dtype(mean, old.dtype) if exact else as_dtype(old.double() + mean, old.dtype)
         return buffers
+
+
+def fold(aggregation: Aggregation, incoming: Incoming, samples: Samples, *, strict: bool) -> dict[str, str]:
+    """Fold a round's updates in one by one; returns whose were refused, and why."""
+    refused: dict[str, str] = {}
+    for client, state in incoming.items() if isinstance(incoming, Mapping) else incoming:
+        try:
+            if samples is not None and client not in samples:
+                raise UpdateError(client, "its number of samples is not known")
+            aggregation.add(client, state, 1.0 if samples is None else float(samples[client]))
+        except UpdateError as error:
+            if strict:
+                raise
+            refused[client] = error.reason
+    return refused
 
 
 def _fold(total: Tensor, returned: Tensor, base: Tensor, dtype: torch.dtype, weight: float) -> None:

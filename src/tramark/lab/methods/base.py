@@ -12,11 +12,12 @@ from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
 from torch import Tensor, nn
 
+from tramark.fleet.aggregation import Incoming, Samples
 from tramark.fleet.fleet import Fleet
 from tramark.keys.keyring import Keyring
 from tramark.keys.sources import Source
 from tramark.lab.simulation.client import Practice
-from tramark.server import Incoming, RoundReport, Samples
+from tramark.server import RoundReport
 from tramark.suspects.base import Suspect
 from tramark.vault.store import Vault
 

@@ -8,10 +8,10 @@ from typing import Any, Self
 from torch import Tensor, nn
 
 from tramark.errors import CheckpointError, one_line
-from tramark.fleet.aggregation import Aggregation
+from tramark.fleet.aggregation import Aggregation, Incoming, Samples, fold
 from tramark.fleet.fleet import Fleet, Outgoing
 from tramark.lab.methods.base import Scene
-from tramark.server import Incoming, RoundReport, Samples, fold
+from tramark.server import RoundReport
 from tramark.vault.files import replace_file
 from tramark.vault.packing import pack, unpack
 

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from tramark.errors import SettingError, UpdateError
+from tramark.fleet.aggregation import Incoming, Samples
 from tramark.fleet.layout import Slot, State
 from tramark.fleet.region import Places
 from tramark.fleet.scratch import device_of
@@ -35,7 +36,7 @@ from tramark.lab.methods.base import Declared, Finding, Scene
 from tramark.lab.methods.bits import BitKey, Picked, needed, read, read_suspect
 from tramark.lab.methods.watermarked import Watermarked
 from tramark.lab.simulation.client import Practice
-from tramark.server import Incoming, RoundReport, Samples
+from tramark.server import RoundReport
 from tramark.suspects.base import Suspect
 
 
