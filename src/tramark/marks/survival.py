@@ -17,10 +17,10 @@ from tramark.fleet.layout import State
 from tramark.fleet.scratch import device_of, evaluating
 from tramark.keys.keyring import Keyring
 
-CLIENTS = 5
+CLIENTS = 3
 """Returned models that are asked in a round."""
 
-QUESTIONS = 16
+QUESTIONS = 8
 """Questions that each of them is asked."""
 
 
