@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tramark.vault.store import Vault
 
 FAINT = 0.5
-"""Warn if the mean survival in a round is below this."""
+"""Warn if a smaller share of the marks survives; the rest of the answers is right by chance, one in r."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class TraMark:
             self.mark()
         self._save()
         survived = self._survival.result if self._survival else None
-        if survived is not None and survived.mean < FAINT:
+        if survived is not None and survived.mean < FAINT + (1 - FAINT) / self.keyring.classes:
             warnings.warn(
                 f"round {self.round}: clients' training leaves {survived.mean:.0%} of their marks' answers: what they "
                 "leak after training cannot be traced well. More warm-up rounds, a larger margin "
