@@ -194,8 +194,8 @@ def weigh(
     ----------
     answers : yields the suspect's answers to a list of queries, one by one; fewer if it must stop. It must not know the
         codewords.
-    codewords : the n `clients`' answers to the `questions`, rows × questions. With fewer rows than n there is no company
-        look.
+    codewords : the n `clients`' answers to the `questions`, rows × questions. With fewer rows than n there is
+        no company look.
     exhaustive : ask everything, even when the result is clear.
     """
     single, plural = (
