@@ -5,6 +5,7 @@ over images."""
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +18,12 @@ from tramark.marks.split import channels_last
 
 PADDING = 4
 
+OptimiserName = Literal["sgd", "adam", "adamw"]
+
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """Plain SGD over the client's samples, with the settings of the paper's code.
+    """Training on the client's samples: by default plain SGD with the settings of the paper's code.
 
     >>> from tramark.lab.models import build
     >>> inputs, labels = torch.eye(8).repeat(8, 1), torch.arange(8).repeat(8)
@@ -38,6 +41,8 @@ class LocalTraining:
     momentum: float = 0.9
     weight_decay: float = 1e-4
     drop_last: bool = True
+    optimiser: OptimiserName = "sgd"
+    """Adam and AdamW have no use for the momentum."""
 
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.batch_size < 1:
@@ -64,7 +69,7 @@ class LocalTraining:
         device = device_of(model)
         inputs, labels = dataset.train_inputs, dataset.train_labels
         moving = [weight for name, weight in model.named_parameters() if only is None or name in only]
-        optimiser = torch.optim.SGD(moving, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+        optimiser = self._optimiser([weight for weight in moving if weight.requires_grad])
         losses = []
         model.train()
         with seeded(generator, device), _kernels_channels_last(model):
@@ -81,6 +86,12 @@ class LocalTraining:
                     optimiser.step()
                     losses.append(loss.detach())
         return float(torch.stack(losses).mean())
+
+    def _optimiser(self, weights: list[nn.Parameter]) -> torch.optim.Optimizer:
+        if self.optimiser == "sgd":
+            return torch.optim.SGD(weights, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+        kind = torch.optim.Adam if self.optimiser == "adam" else torch.optim.AdamW
+        return kind(weights, lr=self.lr, weight_decay=self.weight_decay)
 
     def _batches(self, indices: Tensor, generator: torch.Generator) -> list[Tensor]:
         order = indices[torch.randperm(len(indices), generator=generator)]

@@ -1,0 +1,1 @@
+"""Studies: experiments that one command runs, resumes and draws."""
