@@ -139,7 +139,7 @@ class ClosedForm:
             )
             marks = region.take(fleet.base).repeat(len(fleet.clients), 1)
             unmarked = marks[0].clone()
-            for some, changes in search.within(brakes, self.margin):
+            for some, changes in search.reach(self.margin):
                 turned = [(change @ brake.triangle.T).flatten(1) for change, brake in zip(changes, brakes, strict=True)]
                 torch.add(unmarked, torch.cat(turned, dim=1).to("cpu", fleet.base.dtype), out=marks[some])
         fleet.settle(region, marks)

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from tramark.fleet.moments import Pull
 from tramark.keys.keyring import Keyring
-from tramark.marks.brake import Brake, excess
 from tramark.marks.layers import rows_fed
+from tramark.marks.lift import Lifting
 from tramark.marks.split import Split, channels_last
 
 UNEVEN = 0.1
@@ -29,6 +29,9 @@ NEARLY = 0.1
 
 STEPS = 100
 """Largest number of steps of a search."""
+
+TRIMS = 5
+"""Halvings by which every change is scaled down to what its margin takes."""
 
 BATCH = 2**21
 """Numbers of the first layer's output that are held at a time, about."""
@@ -84,31 +87,16 @@ class Search:
     tolerance: float = 0.02
     """Share of the margin that may be missing in the end."""
 
-    def within(self, brakes: Sequence["Brake"], margin: float) -> Iterator[tuple[slice, list[Tensor]]]:
-        """The smallest changes that give the answers by the margin, for some clients at a time.
-
-        Where a change exceeds its brake, or the margin cannot be reached, the search starts again for all clients with
-        a smaller margin. At a quarter of the margin the changes are returned as they are.
-        """
-        pieces, coarse = self._pieces(), self._coarse()
-        least, done = margin / 4, 0
-        near: list[Tensor] | None = None
-        while done < len(pieces):
-            wanted = self.sheet.answers[pieces[done]]
+    def reach(self, margin: float) -> Iterator[tuple[slice, list[Tensor]]]:
+        """The smallest changes that give the answers by the margin, or come nearest to it, for some clients at a time."""
+        coarse = self._coarse()
+        for piece in self._pieces():
+            wanted = self.sheet.answers[piece]
             # Start with one variant of each question: the others need nearly the same change.
-            changes, found = coarse.smallest(wanted, margin, near)
-            pushed = excess(changes, brakes)
-            if not found or pushed <= 1 or margin == least:
-                # A layer too small for its questions may have no solution for one variant: then start with all.
-                changes, found = self.smallest(wanted, margin, changes if found else None)
-                pushed = excess(changes, brakes)
-            if (found and pushed <= 1) or margin == least:
-                yield pieces[done], changes
-                done, near = done + 1, None
-                continue
-            less = max(least, 0.8 * margin / pushed if found else 0.7 * margin)
-            near = [less / margin * change for change in changes] if found and done == 0 else None
-            margin, done = less, 0
+            changes, found = coarse.smallest(wanted, margin)
+            # A layer too small for its questions may have no solution for one variant: then start with all.
+            changes, _ = self.smallest(wanted, margin, changes if found else None)
+            yield piece, self.trimmed(changes, wanted, margin)
 
     def _pieces(self) -> list[slice]:
         count, size = len(self.sheet.answers), max(1, BATCH // self.run.load)
@@ -142,7 +130,8 @@ class Search:
         reached, stalled, waited = math.inf, 0, 0
         for _ in range(STEPS):
             changes = [change.detach().requires_grad_() for change in changes]
-            logits = self._answer(changes)
+            with Lifting():
+                logits = self._answer(changes)
             short, others = _short(logits, labels, margin)
             # Variants are weighted by what they miss, so that the loss is smooth.
             uneven = (others[:, None] - logits - self.spread).clamp_min(0).square().sum(1)
@@ -175,6 +164,26 @@ class Search:
         with torch.no_grad():
             short, _ = _short(self._answer(best), labels, margin)
         return best, float(short.max()) <= NEARLY * margin
+
+    @torch.no_grad()
+    def trimmed(self, changes: Sequence[Tensor], wanted: Tensor, margin: float) -> list[Tensor]:
+        """The changes, each client's for each question scaled down to the least that still gives its margin."""
+        owner, labels = self.sheet.owner, wanted[:, self.sheet.owner].flatten()
+        enough = (1 - NEARLY) * margin
+
+        def short(scale: Tensor) -> Tensor:
+            """What is missing at a scale: clients × questions."""
+            missing, _ = _short(self._answer([change * scale[:, None] for change in changes]), labels, enough)
+            spread = owner.expand(len(wanted), -1)
+            return torch.zeros_like(scale).scatter_reduce(1, spread, missing.view(len(wanted), -1), "amax")
+
+        high = torch.ones(wanted.shape, device=wanted.device)
+        low, bearable = torch.zeros_like(high), short(high).clamp_min(1e-6)
+        for _ in range(TRIMS):
+            middle = (low + high) / 2
+            fine = short(middle) <= bearable
+            low, high = torch.where(fine, low, middle), torch.where(fine, middle, high)
+        return [change * high[:, None] for change in changes]
 
     def _answer(self, changes: Sequence[Tensor]) -> Tensor:
         """All clients' logits for the whole sheet, one client after another."""

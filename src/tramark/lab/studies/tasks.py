@@ -12,6 +12,7 @@ from tramark.errors import SettingError
 from tramark.lab import data
 from tramark.lab.data import Dataset
 
+
 def first_classes(name: str, count: int) -> Callable[[Path | None], Dataset]:
     """The task of telling the first `count` classes of a set apart."""
 
