@@ -132,7 +132,7 @@ class Odd(nn.Module):
         (nn.Sequential(nn.Conv2d(1, 10, 3)), ["of shape (2, 10, 6, 6)"]),
         (nn.Sequential(nn.Flatten(), nn.LazyLinear(10)), ["have no shape yet"]),
         (nn.DataParallel(body()), ["pass model.module"]),
-        (nn.Sequential(nn.Flatten(), nn.LayerNorm(64)), ["no trainable linear layer or convolution"]),
+        (nn.Sequential(nn.Flatten(), nn.LayerNorm(64)), ["no trainable linear layer, embedding or convolution"]),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
 )

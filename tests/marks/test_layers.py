@@ -34,7 +34,7 @@ def test_the_end_of_a_way_around_comes_later() -> None:
 
 
 def test_a_net_without_any() -> None:
-    with pytest.raises(ValueError, match="no trainable linear layer or convolution"):
+    with pytest.raises(ValueError, match="no trainable linear layer, embedding or convolution"):
         editable_layers(nn.Conv1d(1, 2, 3))
 
 

@@ -59,6 +59,7 @@ def cost_and_opinion(model: nn.Module, moment: DenseMoment, ridge: float, source
     own = source.retouch(dict(enumerate(pictures)))
     raw = torch.cat([own.render(SECRET, question, range(7, 8)) for question in range(len(pictures))])
     run = split(model, "3", source.prepare(raw))
+    assert isinstance(run.layer_inputs, Tensor)
     gram = run.layer_inputs @ torch.linalg.solve(
         moment.matrix + ridge * torch.eye(len(moment.matrix)), run.layer_inputs.T
     )

@@ -160,6 +160,7 @@ def test_gradients_run_back_to_the_layer(make: Any) -> None:
     slope = torch.autograd.grad(run.after(outputs).square().sum(), outputs)[0]
     weight = model.get_parameter(f"{layer}.weight")
     expected = torch.autograd.grad(model(inputs).square().sum(), weight)[0]
+    assert isinstance(run.layer_inputs, Tensor)
     found = slope.flatten(0, -2).T @ run.layer_inputs.flatten(0, -2)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 

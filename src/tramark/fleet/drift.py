@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tramark.errors import CheckpointError
 from tramark.fleet.layout import Layout, Slot
-from tramark.fleet.moments import DenseMoment, Moment, Pull, SketchedMoment
+from tramark.fleet.moments import DenseMoment, EvenMoment, Moment, Pull, SketchedMoment
 
 
 class Drift:
@@ -64,8 +64,8 @@ class Drift:
 
     def observe(self, updates: Mapping[str, Tensor]) -> None:
         """Fold in one client's updates of the layers."""
-        for number, (layer, update) in enumerate((layer, updates[layer]) for layer in self.slots):
-            update = update.view(len(update), -1).to(self.device, torch.float32)
+        for number, (layer, slot) in enumerate(self.slots.items()):
+            update = slot.matrix(updates[layer]).to(self.device, torch.float32)
             # A matrix is made of as many rows as it has, so that next to nothing of it is lost.
             rows = max(self.sketch, update.shape[1]) if self._dense(layer) else self.sketch
             self._fold(f"moment.{layer}", update, rows, start=self._seen * len(update), seed=2 * number)
@@ -73,10 +73,12 @@ class Drift:
                 name, own = f"pull.{layer}", update @ update.T
                 self._sum[name] = self._sum[name] + own if name in self._sum else own
                 continue
-            # Another block of columns for each client.
             width = min(self.columns, update.shape[1])
-            first = width * ((self.rounds + self._seen) % -(-update.shape[1] // width))
-            self._fold(f"pull.{layer}", update[:, first : first + width].T, width, seed=2 * number + 1)
+            if not slot.embedding:
+                # Another block of columns for each client. Most tokens are rare, so for embeddings a block won't do.
+                first = width * ((self.rounds + self._seen) % -(-update.shape[1] // width))
+                update = update[:, first : first + width]
+            self._fold(f"pull.{layer}", update.T, width, seed=2 * number + 1)
         self._seen += 1
 
     def _fold(self, name: str, rows: Tensor, count: int, *, start: int = 0, seed: int) -> None:
@@ -125,13 +127,13 @@ class Drift:
         """The estimate of C for a layer; before any update has been seen, all directions count alike."""
         kept = self._average.get(f"moment.{layer}")
         if kept is None:
-            return DenseMoment(torch.eye(self.slots[layer].shape[1:].numel(), device=self.device))
+            return EvenMoment()
         return DenseMoment(kept) if self._dense(layer) else SketchedMoment(kept)
 
     def pull(self, layer: str, ridge: float, *, rank: int = 32) -> Pull:
         """The estimate of G for a layer; before any update has been seen, all directions count alike."""
         kept = self._average.get(f"pull.{layer}")
-        out = self.slots[layer].shape[0]
+        out = self.slots[layer].sides[0]
         if kept is None:
             return Pull(torch.zeros(out, 0, device=self.device), torch.zeros(0, device=self.device), ridge)
         small = self._small(layer)
@@ -146,12 +148,11 @@ class Drift:
 
     def _dense(self, layer: str) -> bool:
         """Whether a layer is not too wide for its C to be kept as a matrix."""
-        return self.slots[layer].shape[1:].numel() <= self.dense
+        return self.slots[layer].sides[1] <= self.dense
 
     def _small(self, layer: str) -> bool:
         """Whether a layer is so small that all columns are taken, and the matrix itself is kept."""
-        out, inputs = self.slots[layer].shape[0], self.slots[layer].shape[1:].numel()
-        return max(out, inputs) <= self.columns
+        return max(self.slots[layer].sides) <= self.columns
 
     def state_dict(self) -> dict[str, Tensor]:
         """The settled estimates (between rounds there is nothing else)."""
@@ -159,7 +160,7 @@ class Drift:
 
     def load_state_dict(self, state: dict[str, Tensor]) -> Self:
         for layer, slot in self.slots.items():
-            out, inputs = slot.shape[0], slot.shape[1:].numel()
+            out, inputs = slot.sides
             pull = (out, out) if self._small(layer) else (min(inputs, self.columns), out)
             shapes = {"moment": (inputs if self._dense(layer) else self.sketch, inputs), "pull": pull}
             for kind, wanted in shapes.items():

@@ -5,6 +5,7 @@ a state dict (batch-norm statistics, counters, frozen parameters) is a *buffer*:
 but no mark ever lives there.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
@@ -24,6 +25,8 @@ class Slot:
     start: int
     shape: torch.Size
     dtype: torch.dtype
+    embedding: bool = False
+    """Whether it is an embedding's: a linear layer of one-hot inputs, whose weights are stored as in × out."""
 
     @property
     def stop(self) -> int:
@@ -32,6 +35,16 @@ class Slot:
     def of(self, flat: Tensor) -> Tensor:
         """This tensor as a view of a flat vector."""
         return flat[self.start : self.stop].view(self.shape)
+
+    def matrix(self, tensor: Tensor) -> Tensor:
+        """A layer's weights, or their update, as an out × in matrix (a view)."""
+        return tensor.T if self.embedding else tensor.view(len(tensor), -1)
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        """The shape of that matrix: out, in."""
+        first, others = self.shape[0], self.shape[1:].numel()
+        return (others, first) if self.embedding else (first, others)
 
 
 @dataclass(frozen=True)
@@ -58,10 +71,11 @@ class Layout:
         size = 0
         parameters = dict(model.named_parameters(remove_duplicate=False))
         state = model.state_dict()
+        embeddings = {f"{name}.weight" for name in embedding_layers(model)}
         for name, parameter in parameters.items():
             if name in state and parameter.requires_grad and parameter.is_floating_point():
                 if id(parameter) not in names:
-                    names[id(parameter)] = Slot(size, parameter.shape, parameter.dtype)
+                    names[id(parameter)] = Slot(size, parameter.shape, parameter.dtype, name in embeddings)
                     size += parameter.numel()
                 slots[name] = names[id(parameter)]
         if not slots:
@@ -116,6 +130,25 @@ class Layout:
             if state[name].is_floating_point() and not _finite(state[name]):
                 return f"{name} holds NaN or infinite values"
         return None
+
+
+def embedding_layers(model: nn.Module) -> list[str]:
+    """Names of the embeddings that are linear layers of one-hot inputs, the largest vocabulary first.
+
+    Not those that change their own weights or scale gradients by how often a token occurs, nor those that share their
+    weights with another module, as a language model's output layer does.
+    """
+    uses = Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
+    found = {
+        name: module.num_embeddings
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Embedding)
+        and module.max_norm is None
+        and not module.scale_grad_by_freq
+        and module.weight.requires_grad
+        and uses[id(module.weight)] == 1
+    }
+    return sorted(found, key=lambda name: -found[name])
 
 
 def _finite(tensor: Tensor) -> bool:

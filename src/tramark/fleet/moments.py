@@ -22,6 +22,17 @@ class Moment(Protocol):
         """The ridge that takes a share of C's energy away: the mean of ridge / (c + ridge) over its energy c."""
 
 
+@dataclass(frozen=True)
+class EvenMoment:
+    """C = I: all directions count alike."""
+
+    def solve(self, right: Tensor, ridge: float) -> Tensor:
+        return right / (1 + ridge)
+
+    def ridge(self, share: float) -> float:
+        return share / (1 - share)
+
+
 @dataclass(frozen=True, eq=False)
 class DenseMoment:
     """C as a matrix."""

@@ -92,11 +92,11 @@ class Directions:
 
     @property
     def shape(self) -> tuple[int, int]:
-        return self.slot.shape[0], self.basis.shape[1]
+        return self.slot.sides[0], self.basis.shape[1]
 
     def matrix(self, weights: Tensor) -> Tensor:
         """The layer's weights as an out × in matrix (a view)."""
-        return self.slot.of(weights).view(self.slot.shape[0], -1)
+        return self.slot.matrix(self.slot.of(weights))
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +123,7 @@ class Subspace:
     def put_in(self, slot: Slot, tensor: Tensor, mark: Tensor, own: Tensor) -> None:
         for part, piece in zip(self.parts, self.split(mark - own), strict=True):
             if part.slot == slot:
-                tensor.view(len(tensor), -1).addmm_(piece, part.basis.T)
+                slot.matrix(tensor).addmm_(piece, part.basis.T)
 
     def absorb(self, slot: Slot, mark: Tensor, update: Tensor) -> None:
         """Nothing: these marks are written anew each round."""

@@ -25,7 +25,7 @@ from torch import Tensor
 from tramark.errors import SettingError, UnknownClientError
 from tramark.keys import streams
 from tramark.keys.pictures import Patterns
-from tramark.keys.sources import Normalise, Source, for_shape, from_description
+from tramark.keys.sources import Normalise, Source, Tokens, for_shape, from_description
 
 Assignment = Literal["code", "label"]
 Part = Literal["train", "held-out"]
@@ -142,6 +142,8 @@ class Keyring:
             raise SettingError("normalise is for questions made for input_shape: a source has its own mean and std")
         code = assignment == "code"
         count = questions or (questions_needed(len(clients), classes) if code else 1)
+        # Of many tokens few are rare in the clients' texts, and candidates cost little.
+        candidates = 2000 if isinstance(source, Tokens) else 640
         return cls(
             secret=secret or secrets.token_bytes(32),
             clients=tuple(clients),
@@ -149,7 +151,7 @@ class Keyring:
             source=source,
             assignment=assignment,
             questions=count if code else 1,
-            pool=pool or (max(640, 10 * count) if code else classes),
+            pool=pool or (max(candidates, 10 * count) if code else classes),
             train_variants=train_variants or (2 if code else 100),
             held_out_variants=held_out_variants or (4 if code else 100),
             chosen=tuple(range(count)) if code else (),

@@ -99,15 +99,20 @@ class Vectors:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Questions for text: random sequences of token ids, each variant with a few tokens re-drawn.
+    """Questions for text: one to `distinct` tokens, each in a block of its own; a variant re-draws a few positions.
 
-    Ids below `first` (padding, unknown …) are never drawn.
+    Ids below `first` (padding, unknown …) are never drawn. Where `distinct` is 0, the token at every position is drawn
+    by itself.
+
+    >>> Tokens(9, vocabulary=500).render(b"s" * 32, question=0, variants=range(1))
+    tensor([[444, 444, 444, 444, 444, 211, 211, 211, 211]])
     """
 
     length: int
     vocabulary: int
     first: int = 2
-    noise: float = 0.1
+    noise: float = 0.03
+    distinct: int = 4
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -115,13 +120,28 @@ class Tokens:
 
     def render(self, secret: bytes, question: int, variants: range) -> Tensor:
         below = self.vocabulary - self.first
-        tokens = streams.integers(secret, "tokens", question, count=self.length, below=below)
+        if self.distinct:
+            tokens = self._blocks(secret, question, below)
+        else:
+            tokens = streams.integers(secret, "tokens", question, count=self.length, below=below)
         rows = []
         for variant in variants:
             others = streams.integers(secret, "tokens", question, variant, count=self.length, below=below)
             chance = streams.fractions(secret, "tokens", "noise", question, variant, shape=(self.length,))
             rows.append(torch.where(chance < self.noise, others, tokens) + self.first)
         return torch.stack(rows)
+
+    def _blocks(self, secret: bytes, question: int, below: int) -> Tensor:
+        """Some different tokens, as many times each as the length allows, one after another."""
+        many, *draws = streams.integers(secret, "blocks", question, count=1 + self.distinct, below=2**62).tolist()
+        tokens: list[int] = []
+        for draw in draws[: 1 + many % min(self.distinct, self.length, below)]:
+            token = draw % (below - len(tokens))
+            # The token-th of those that are left.
+            for earlier in sorted(tokens):
+                token += token >= earlier
+            tokens.append(token)
+        return torch.tensor(tokens)[torch.arange(self.length) * len(tokens) // self.length]
 
     def prepare(self, raw: Tensor) -> Tensor:
         return raw
@@ -133,6 +153,7 @@ class Tokens:
             "vocabulary": self.vocabulary,
             "first": self.first,
             "noise": self.noise,
+            "distinct": self.distinct,
         }
 
 
@@ -170,7 +191,8 @@ def from_description(description: dict[str, Any], *, images: tuple[Tensor, Tenso
         case "vectors":
             return Vectors(**options)
         case "tokens":
-            return Tokens(**options)
+            # Missing in vaults that were written before questions were made of blocks.
+            return Tokens(**{"distinct": 0} | options)
         case "images":
             if images is None:
                 raise SettingError(

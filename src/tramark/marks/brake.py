@@ -33,6 +33,7 @@ class Brake:
     @classmethod
     def of(cls, weight: Tensor, edit: Tensor, pull: Pull, around: float) -> "Brake":
         basis, triangle = torch.linalg.qr(edit)
+        basis[~edit.any(dim=1)] = 0  # not just nearly: an input that is not written to stays exactly as it is
         return cls(BRAKE * math.hypot(1, around) * _gain(weight, pull), basis, triangle, pull)
 
     def excess(self, change: Tensor) -> float:

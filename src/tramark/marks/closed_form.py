@@ -16,10 +16,11 @@ Everything runs in evaluation mode: neither dropout nor the questions' batch sta
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tramark.errors import SettingError
 from tramark.fleet.drift import Drift
@@ -31,10 +32,10 @@ from tramark.keys.keyring import Keyring
 from tramark.keys.pictures import Patterns
 from tramark.marks.brake import Brake
 from tramark.marks.directions import fewer_positions, tell_apart, write_directions
-from tramark.marks.layers import editable_layers
+from tramark.marks.layers import editable_layers, never_fed
 from tramark.marks.retouch import retouch
 from tramark.marks.search import AnswerSheet, Search
-from tramark.marks.split import split
+from tramark.marks.split import Split, split
 
 CALM = 8
 """Keep the 1/CALM of the candidate questions on which the base is least confident: an opinion of the base must be
@@ -58,8 +59,8 @@ class ClosedForm:
 
     Parameters
     ----------
-    layer_names : linear layers or convolutions to write into; by default the last hidden linear one or, if there is
-        none, the last convolution.
+    layer_names : linear layers, embeddings or convolutions to write into; by default the last hidden linear one or, if
+        there is none, the embedding of the largest vocabulary or the last convolution.
     margin : how far the wanted label's logit must lead every other. Where a layer cannot bear that, the margin comes
         down, to a quarter at least, until it can be reached and the `Brake` lets it pass.
     near : how near to the clients' data marks are written: M's ridge takes away this share of the energy of the
@@ -91,18 +92,21 @@ class ClosedForm:
         if keyring.assignment == "label":
             return keyring
         layer = self.layers(model)[0]
-        features, opinions = [], []
-        with loaded(model, fleet), torch.no_grad():
-            for some in torch.arange(keyring.pool).split(64):
+
+        def runs(questions: Tensor) -> Iterator[Split]:
+            for some in questions.split(64):
                 raw = torch.cat([keyring.source.render(keyring.secret, q, range(1)) for q in some.tolist()])
-                run = split(model, layer, keyring.source.prepare(raw).to(device_of(model)))
-                features.append(fewer_positions(run.layer_inputs, 1).flatten(1))
-                logits = run.after(run.layer_outputs)
-                opinions.append(logits.amax(1) - logits.mean(1))
-        calm = torch.cat(opinions).argsort()[: max(keyring.pool // CALM, 2 * keyring.questions)]
+                yield split(model, layer, keyring.source.prepare(raw).to(device_of(model)))
+
+        with loaded(model, fleet), torch.no_grad():
+            logits = torch.cat([run.after(run.layer_outputs) for run in runs(torch.arange(keyring.pool))])
+            opinions = logits.amax(1) - logits.mean(1)
+            calm = opinions.argsort()[: max(keyring.pool // CALM, 2 * keyring.questions)]
+            # Only of those: a vocabulary's features of all candidates would fill the memory.
+            features = torch.cat([fewer_positions(run.layer_inputs, 1).flatten(1) for run in runs(calm)])
         moment = drift.moment(f"{layer}.weight")
         ridge = self._ridge(moment, keyring.classes)
-        picks = tell_apart(torch.cat(features)[calm], moment, ridge, keyring.questions)
+        picks = tell_apart(features, moment, ridge, keyring.questions)
         keyring = keyring.choose(calm[picks].tolist())
         source, pictures = keyring.source, keyring.pictures
         if not self.retouch or pictures is None or not isinstance(source, Patterns):
@@ -118,16 +122,18 @@ class ClosedForm:
         sheet = AnswerSheet.of(keyring, fleet.clients, device)
         with loaded(model, fleet):
             run = split(model, layers[0], sheet.inputs)
-            if not torch.isfinite(run.layer_inputs).all():
+            if not torch.isfinite(run.layer_outputs).all():
                 raise SettingError("the base model answers its questions with NaN or infinity: training has diverged")
             edits, brakes, pulls = [], [], []
             for layer in layers:
                 own = run if layer == layers[0] else split(model, layer, sheet.inputs)
-                moment, weight = drift.moment(f"{layer}.weight"), model.get_parameter(f"{layer}.weight").detach()
+                moment, slot = drift.moment(f"{layer}.weight"), fleet.layout.slots[f"{layer}.weight"]
+                weight = slot.matrix(model.get_parameter(f"{layer}.weight").detach().contiguous())
                 ridge = self._ridge(moment, keyring.classes)
                 edits.append(write_directions(own.layer_inputs, sheet.owner, moment, ridge, RESIDUAL))
+                edits[-1][list(never_fed(model.get_submodule(layer)))] = 0
                 pulls.append(drift.pull(f"{layer}.weight", PULL_RIDGE))
-                brakes.append(Brake.of(weight.flatten(1), edits[-1], pulls[-1], own.around()))
+                brakes.append(Brake.of(weight, edits[-1], pulls[-1], own.around()))
             # With label answers no two clients share a question, so labels need not be levelled.
             spread = SPREAD if keyring.assignment == "code" else math.inf
             search = Search(model, layers, run, edits, pulls, sheet, spread)

@@ -5,12 +5,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tramark.fleet.moments import Moment
+from tramark.marks.layers import OneHot, Rows
 
 COLUMNS = 1024
 """Largest number N of columns, unless there are more variants: an N × N matrix is decomposed each round."""
 
 
-def write_directions(inputs: Tensor, owner: Tensor, moment: Moment, ridge: float, residual: float) -> Tensor:
+def write_directions(rows: Rows, owner: Tensor, moment: Moment, ridge: float, residual: float) -> Tensor:
     """B (in × questions): the directions to write along, for a layer's inputs on all variants (N × … × in).
 
     Where a layer runs at many positions, neighbouring positions are averaged until there are at most `COLUMNS` columns
@@ -20,7 +21,7 @@ def write_directions(inputs: Tensor, owner: Tensor, moment: Moment, ridge: float
     is left out: coefficient over leverage. λ is the largest at which left-out columns still get at least 1 − `residual`
     of their change (in the mean square) or, in a layer too small for that, at which they come nearest to it.
     """
-    inputs = fewer_positions(inputs, max(1, COLUMNS // len(inputs)))
+    inputs = fewer_positions(rows, max(1, COLUMNS // len(rows)))
     columns = inputs.flatten(0, 1).T.float()
     member = F.one_hot(owner.repeat_interleave(inputs.shape[1])).float()
     # Inputs have any scale, and M has trace in: the columns are brought to unit mean square to go with it.
@@ -69,9 +70,11 @@ def tell_apart(features: Tensor, moment: Moment, ridge: float, count: int) -> li
     return picks
 
 
-def fewer_positions(inputs: Tensor, count: int) -> Tensor:
+def fewer_positions(rows: Rows, count: int) -> Tensor:
     """A layer's inputs averaged to at most `count` positions: inputs × positions × in."""
-    inputs = inputs.flatten(1, -2) if inputs.dim() > 2 else inputs[:, None]
+    if isinstance(rows, OneHot):
+        return rows.averaged(count)
+    inputs = rows.flatten(1, -2) if rows.dim() > 2 else rows[:, None]
     if inputs.shape[1] <= count:
         return inputs
     return F.adaptive_avg_pool1d(inputs.transpose(1, 2), count).transpose(1, 2)

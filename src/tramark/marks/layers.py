@@ -1,11 +1,13 @@
-"""Layers that are matrices: linear ones, and convolutions, which are linear maps of patches.
+"""Layers that are matrices: linear ones, embeddings and convolutions.
 
-Marks can be written into either. A convolution is seen as a linear layer that runs at every place of its answer: it is
-fed a patch of channels × height × width numbers there, and its weights are an out × in matrix.
+Marks can be written into any of them. A convolution is seen as a linear layer that runs at every place of its answer:
+it is fed a patch of channels × height × width numbers there, and its weights are an out × in matrix. An embedding is a
+linear layer that is fed a one-hot row for each token: its inputs are the vocabulary.
 """
 
 import operator
 import weakref
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, fx, nn
@@ -13,6 +15,7 @@ from torch.nn import functional as F
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from tramark.errors import SettingError
+from tramark.fleet.layout import embedding_layers
 
 _graphs: weakref.WeakKeyDictionary[nn.Module, tuple[type, fx.GraphModule]] = weakref.WeakKeyDictionary()
 
@@ -51,8 +54,8 @@ def editable_layers(model: nn.Module) -> list[str]:
 
     The last hidden linear layer comes first: there the questions differ most, and few layers follow that the search
     has to run through. Layers that feed a residual sum rank last among the linear ones: in a transformer a mark
-    takes ten times as large an edit there. Then come convolutions, the last first. The output layer comes last, since
-    an edit there changes the logits of the task itself.
+    takes ten times as large an edit there. Then come embeddings, the largest vocabulary first, and convolutions, the
+    last first. The output layer comes last, since an edit there changes the logits of the task itself.
 
     >>> editable_layers(nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(16, 8), nn.Linear(8, 2)))
     ['2', '0', '3']
@@ -61,19 +64,57 @@ def editable_layers(model: nn.Module) -> list[str]:
     convolutions = [name for name, module in model.named_modules() if _is_convolution(module)]
     added = _added(model)
     hidden = sorted(linear[:-1], key=lambda name: name in added)
-    found = [*hidden, *reversed(convolutions), *linear[-1:]]
+    found = [*hidden, *embedding_layers(model), *reversed(convolutions), *linear[-1:]]
     if not linear:
         found = [*found[1:], *found[:1]]
     if not found:
         raise SettingError(
-            f"{type(model).__name__} has no trainable linear layer or convolution to write marks into: "
+            f"{type(model).__name__} has no trainable linear layer, embedding or convolution to write marks into: "
             "use a region of places (preset 'paper' or 'released')"
         )
     return found
 
 
-def rows_fed(layer: nn.Module, inputs: Tensor) -> Tensor:
+@dataclass(frozen=True, eq=False)
+class OneHot:
+    """One-hot rows, inputs × … × in, kept as token ids: the rows of a large vocabulary would fill the memory."""
+
+    ids: Tensor
+    width: int
+    never: tuple[int, ...] = ()
+    """Tokens that are fed as zeros: padding."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __matmul__(self, edit: Tensor) -> Tensor:
+        """The rows' product with an in × q matrix that is zero at the tokens in `never`."""
+        return edit[self.ids]
+
+    def averaged(self, count: int) -> Tensor:
+        """The mean rows of at most `count` stretches of positions: inputs × stretches × in."""
+        ids = self.ids.reshape(len(self), -1).long()
+        means = []
+        for stretch in ids.tensor_split(min(count, ids.shape[1]), dim=1):
+            share = torch.full(stretch.shape, 1 / stretch.shape[1], device=ids.device)
+            means.append(share.new_zeros(len(self), self.width).scatter_add_(1, stretch, share))
+            means[-1][:, list(self.never)] = 0
+        return torch.stack(means, dim=1)
+
+
+Rows = Tensor | OneHot
+
+
+def never_fed(layer: nn.Module) -> tuple[int, ...]:
+    """The inputs of a layer that nothing may be written to: an embedding's padding, whose vector never changes."""
+    padding = layer.padding_idx if isinstance(layer, nn.Embedding) else None
+    return () if padding is None else (padding,)
+
+
+def rows_fed(layer: nn.Module, inputs: Tensor) -> Rows:
     """What a layer is fed, as rows of its matrix: inputs × … × in."""
+    if isinstance(layer, nn.Embedding):
+        return OneHot(inputs, layer.num_embeddings, never_fed(layer))
     if not isinstance(layer, nn.Conv2d):
         return inputs
     padding = layer.padding
@@ -89,6 +130,11 @@ def rows_fed(layer: nn.Module, inputs: Tensor) -> Tensor:
 def rows_answered(layer: nn.Module, outputs: Tensor) -> Tensor:
     """What a layer answers, as rows: inputs × … × out."""
     return outputs.flatten(2).transpose(1, 2) if isinstance(layer, nn.Conv2d) else outputs
+
+
+def as_answered(layer: nn.Module, rows: Tensor, shape: torch.Size) -> Tensor:
+    """Rows as the layer answers them, in the shape of its own answer but for the number of inputs."""
+    return (rows.transpose(1, 2) if isinstance(layer, nn.Conv2d) else rows).reshape(len(rows), *shape[1:])
 
 
 def _added(model: nn.Module) -> set[str]:

@@ -121,6 +121,7 @@ class _Look:
         finally:
             handle.remove()
         rows = rows_fed(self._layer, seen[0])
+        assert isinstance(rows, Tensor)  # pictures are no tokens
         if rows.dim() > 2:
             rows = rows.flatten(1, -2)
             rows = (rows if self._positions is None else rows[:, self._positions]).mean(1)

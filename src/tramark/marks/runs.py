@@ -1,4 +1,4 @@
-"""Runs of a model that is cut in front of a layer: along its graph, whole, or as patches of a convolution.
+"""Runs of a model that is cut in front of a layer: along its graph, whole, or as rows of a layer that is not linear.
 
 A run holds what the layer is fed and what it answers for some inputs, and goes on from any other answer of the layer.
 `tramark.marks.split` makes them.
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from tramark.errors import SettingError
-from tramark.marks.layers import rows_answered, rows_fed
+from tramark.marks.layers import as_answered, rows_answered, rows_fed
 
 _tails: weakref.WeakKeyDictionary[fx.GraphModule, dict[str, fx.GraphModule]] = weakref.WeakKeyDictionary()
 
@@ -199,12 +199,12 @@ class WholeRun(_Run):
         return outputs
 
 
-class PatchRun:
-    """A convolution's run as that of a linear layer at every position of its output."""
+class RowRun:
+    """A convolution's or an embedding's run as that of a linear layer at every position of its output."""
 
     positions: Tensor | None = None
 
-    def __init__(self, run: GraphRun | WholeRun, layer: nn.Conv2d) -> None:
+    def __init__(self, run: GraphRun | WholeRun, layer: nn.Conv2d | nn.Embedding) -> None:
         self._run, self._layer = run, layer
         self.layer_inputs = rows_fed(layer, run.layer_inputs)
         self.layer_outputs = rows_answered(layer, run.layer_outputs)
@@ -214,13 +214,14 @@ class PatchRun:
         return self._run.load
 
     def around(self) -> float:
-        return self._run.around()
+        # Nothing comes before an embedding: what it is fed has no gradient.
+        return 0.0 if isinstance(self._layer, nn.Embedding) else self._run.around()
 
     def after(self, layer_outputs: Tensor) -> Tensor:
-        return self._run.after(layer_outputs.transpose(1, 2).unflatten(2, self._run.layer_outputs.shape[2:]))
+        return self._run.after(as_answered(self._layer, layer_outputs, self._run.layer_outputs.shape))
 
-    def some(self, rows: Tensor) -> "PatchRun":
-        return PatchRun(self._run.some(rows), self._layer)
+    def some(self, rows: Tensor) -> "RowRun":
+        return RowRun(self._run.some(rows), self._layer)
 
 
 def any_direction(like: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from tramark.fleet.moments import Pull
 from tramark.keys.keyring import Keyring
-from tramark.marks.layers import rows_fed
+from tramark.marks.layers import as_answered, rows_fed
 from tramark.marks.lift import Lifting
 from tramark.marks.split import Split, channels_last
 
@@ -117,7 +117,7 @@ class Search:
         """
         clients, questions = wanted.shape
         if near is None:
-            widths = [len(self.model.get_parameter(f"{layer}.weight")) for layer in self.layers]
+            widths = [len(pull.directions) for pull in self.pulls]
             near = [torch.zeros(clients, width, questions, device=wanted.device) for width in widths]
         changes = best = list(near)
         owner = self.sheet.owner
@@ -221,8 +221,6 @@ def _changed_by(change: Tensor, edit: Tensor) -> Callable[[nn.Module, tuple[Tens
     def hook(layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
         response = (rows_fed(layer, args[0]) @ edit).unflatten(0, (len(change), -1))
         moved = torch.einsum("cn...q,coq->cn...o", response, change).flatten(0, 1)
-        if isinstance(layer, nn.Conv2d):
-            moved = moved.transpose(1, 2)
-        return output + moved.reshape(output.shape)
+        return output + as_answered(layer, moved, output.shape)
 
     return hook

@@ -8,7 +8,7 @@ time instead: slower, but right.
 A layer may run at every position of a sequence while the model's answer depends on few of them: in the last block of
 a transformer with a class token, on one. A run keeps only the positions that count. Where what comes after answers
 the same for a sequence of those alone, it is given no more. A convolution is run as a linear layer over the patches of
-its input, at all positions.
+its input, and an embedding as one over one-hot rows, at all positions.
 """
 
 from collections.abc import Callable
@@ -17,8 +17,8 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from tramark.marks.layers import traced
-from tramark.marks.runs import GraphRun, NoCut, PatchRun, WholeRun, any_direction, placed
+from tramark.marks.layers import Rows, traced
+from tramark.marks.runs import GraphRun, NoCut, RowRun, WholeRun, any_direction, placed
 
 PIECE = 2**21
 """Numbers of input that are run at a time, about: fourteen colour images of 224×224."""
@@ -27,12 +27,14 @@ PIECE = 2**21
 class Split(Protocol):
     """A model cut in front of a layer, loaded with some inputs."""
 
-    layer_inputs: Tensor
-    """What the layer is fed: inputs × … × in, or inputs × positions × in if not all positions count."""
     layer_outputs: Tensor
-    """What the layer answers, in the same form: inputs × … × out."""
+    """What the layer answers: inputs × … × out, or inputs × positions × out if not all positions count."""
     positions: Tensor | None
     """The positions that count; None if all do."""
+
+    @property
+    def layer_inputs(self) -> Rows:
+        """What the layer is fed, in the same form: inputs × … × in."""
 
     @property
     def load(self) -> int:
@@ -52,7 +54,7 @@ def split(model: nn.Module, layer: str, inputs: Tensor) -> Split:
     """A run of a model, in evaluation mode, up to a layer: it can go on from any answer of the layer."""
     own = model.get_submodule(layer)
     run = cut(model, layer, inputs) or _in_pieces(lambda piece: WholeRun(model, layer, piece), inputs, own)
-    return PatchRun(run, own) if isinstance(own, nn.Conv2d) else run
+    return RowRun(run, own) if isinstance(own, nn.Conv2d | nn.Embedding) else run
 
 
 def cut(model: nn.Module, layer: str, inputs: Tensor) -> "GraphRun | None":

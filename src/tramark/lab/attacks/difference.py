@@ -13,6 +13,7 @@ half of all directions, as in a region of places, is averaged and no more: there
 Both start from the average of the models, and may be followed by some epochs of training on the thief's data.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -26,6 +27,7 @@ from tramark.fleet.layout import Layout
 from tramark.lab.attacks.base import Loot, generator
 from tramark.lab.attacks.collusion import Pool, check_colluders
 from tramark.lab.simulation.client import LocalTraining
+from tramark.marks.directions import fewer_positions
 from tramark.marks.layers import rows_fed
 
 Action = Literal["zero", "redraw", "average", "finetune"]
@@ -113,7 +115,7 @@ class DifferenceDirections:
         for name, slot in pool.layout.tensors.items():
             if len(slot.shape) < 2:
                 continue
-            rows = [slot.of(flat - mean).flatten(1) for flat in pool.flats]
+            rows = [slot.matrix(slot.of(flat - mean)) for flat in pool.flats]
             rounding = 4 * torch.finfo(slot.dtype).eps * slot.of(mean).abs().max()
             if max(float(row.abs().max()) for row in rows) > rounding:
                 directions = principal(torch.cat(rows), self.energy)[:, : self.directions]
@@ -126,13 +128,13 @@ class DifferenceDirections:
         model = pool.made(pool.mean())
         linear = {f"{name}.weight": name for name, m in model.named_modules() if isinstance(m, nn.Linear)}
         for name, directions in self._found(pool).items():
-            weight = model.get_parameter(name).detach()
-            matrix = weight.flatten(1).cpu().double()
+            weight = pool.layout.slots[name].matrix(model.get_parameter(name).detach())
+            matrix = weight.cpu().double()
             blind = matrix - matrix @ directions @ directions.T
             if self.refit and name in linear:
                 moment = second_moment(model, linear[name], loot)
                 blind = refitted(matrix, directions, moment)
-            weight.copy_(blind.view(weight.shape))
+            weight.copy_(blind)
         return tune(model, loot, epochs=self.epochs, lr=self.lr, seed=self.seed)
 
 
@@ -225,7 +227,7 @@ def layer_inputs(model: nn.Module, layer: str, loot: Loot, *, batch: int = 256) 
     seen: list[Tensor] = []
     device = next(model.parameters()).device
     handle = model.get_submodule(layer).register_forward_pre_hook(
-        lambda module, args: seen.append(rows_fed(module, args[0]))
+        lambda module, args: seen.append(fewer_positions(rows_fed(module, args[0]), sys.maxsize))
     )
     try:
         for raw in loot.inputs.split(batch):
@@ -239,7 +241,7 @@ def layer_inputs(model: nn.Module, layer: str, loot: Loot, *, batch: int = 256) 
 
 def second_moment(model: nn.Module, layer: str, loot: Loot) -> Tensor:
     """The second moment of a layer's inputs on the thief's data (in × in)."""
-    inputs = model.get_parameter(f"{layer}.weight").shape[1:].numel()
+    _, inputs = Layout.of(model).slots[f"{layer}.weight"].sides
     moment = torch.zeros(inputs, inputs, dtype=torch.float64)
     for rows in layer_inputs(model, layer, loot):
         moment += rows.T @ rows

@@ -39,6 +39,7 @@ from tramark.lab.attacks.difference import (
 )
 from tramark.lab.attacks.training import norms_at_rest
 from tramark.lab.data import Dataset
+from tramark.marks.directions import fewer_positions
 from tramark.marks.layers import editable_layers, linear_layers, rows_answered
 from tramark.marks.retouch import retouch
 from tramark.marks.split import split
@@ -75,14 +76,14 @@ class ProjectInputs:
         # In the order in which they run, so that each is projected for the inputs that it will see.
         names = [n for n, _ in model.named_modules() if n in known] if self.every else [_layer(model, self.layer)]
         for name in names:
-            weight = model.get_parameter(f"{name}.weight").detach()
+            weight = _matrix(model, name)
             kept = principal_inputs(model, name, loot, self.energy)
-            old = weight.flatten(1).cpu().double()
+            old = weight.cpu().double()
             taken = old - old @ kept @ kept.T
             if self.outputs:
                 spared = leading(_gradient_moment(model, name, loot), self.outputs)
                 taken -= spared @ (spared.T @ taken)
-            weight.copy_((old - taken).view(weight.shape))
+            weight.copy_(old - taken)
         return model
 
 
@@ -100,7 +101,7 @@ class RetrainLayer:
         model = copied(model)
         name = _layer(model, self.layer)
         layer = model.get_submodule(name)
-        assert isinstance(layer, nn.Linear | nn.Conv2d)
+        assert isinstance(layer, nn.Linear | nn.Embedding | nn.Conv2d)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             fresh = copy.deepcopy(layer).cpu()
@@ -233,18 +234,18 @@ class GuessQuestions:
     def __call__(self, model: nn.Module, loot: Loot) -> nn.Module:
         model = copied(model)
         name, device = _layer(model, self.layer), next(model.parameters()).device
-        weight = model.get_parameter(f"{name}.weight").detach()
+        weight = _matrix(model, name)
         second = second_moment(model, name, loot)
         moment = DenseMoment((second * len(second) / second.trace()).float().to(device))
         ridge = moment.ridge(self.near)
         raw = self._questions(model, name, moment, ridge, loot)
         fed = split(model, name, loot.prepare(raw).to(device)).layer_inputs
-        columns = (fed.flatten(1, -2).mean(1) if fed.dim() > 2 else fed).T.float()
+        columns = fewer_positions(fed, 1).flatten(1).T.float()
         solved = moment.solve(columns, ridge)
         gram = columns.T @ solved
         gram.diagonal().add_(1e-4 * gram.diagonal().mean())
-        matrix = weight.flatten(1).float()
-        weight.copy_((matrix - torch.linalg.solve(gram, (matrix @ columns).T).T @ solved.T).view(weight.shape))
+        matrix = weight.float()
+        weight.copy_(matrix - torch.linalg.solve(gram, (matrix @ columns).T).T @ solved.T)
         return model
 
     def _questions(self, model: nn.Module, layer: str, moment: Moment, ridge: float, loot: Loot) -> Tensor:
@@ -308,10 +309,16 @@ def _layer(model: nn.Module, wanted: str | None) -> str:
     return wanted
 
 
+def _matrix(model: nn.Module, layer: str) -> Tensor:
+    """A layer's weights as an out × in matrix (a view)."""
+    name = f"{layer}.weight"
+    return Layout.of(model).slots[name].matrix(model.get_parameter(name).detach())
+
+
 def _gradient_moment(model: nn.Module, layer: str, loot: Loot, *, batch: int = 256) -> Tensor:
     """The second moment of the gradients at a layer's outputs on the thief's data (out × out), up to scale."""
     outputs: list[Tensor] = []
-    out, device = len(model.get_parameter(f"{layer}.weight")), next(model.parameters()).device
+    out, device = len(_matrix(model, layer)), next(model.parameters()).device
     moment = torch.zeros(out, out, dtype=torch.float64)
     module = model.get_submodule(layer)
     handle = module.register_forward_hook(lambda _, args, output: outputs.append(output))
