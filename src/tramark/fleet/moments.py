@@ -21,6 +21,9 @@ class Moment(Protocol):
     def ridge(self, share: float) -> float:
         """The ridge that takes a share of C's energy away: the mean of ridge / (c + ridge) over its energy c."""
 
+    def between(self, right: Tensor) -> Tensor:
+        """rightᵀ C right, for an in × N matrix."""
+
 
 @dataclass(frozen=True)
 class EvenMoment:
@@ -31,6 +34,9 @@ class EvenMoment:
 
     def ridge(self, share: float) -> float:
         return share / (1 - share)
+
+    def between(self, right: Tensor) -> Tensor:
+        return right.T @ right
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +52,9 @@ class DenseMoment:
 
     def ridge(self, share: float) -> float:
         return _ridge(self.matrix, share)
+
+    def between(self, right: Tensor) -> Tensor:
+        return right.T @ self.matrix @ right
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +72,10 @@ class SketchedMoment:
     def ridge(self, share: float) -> float:
         lower = self._gram.tril()
         return _ridge(lower + lower.tril(-1).T, share)
+
+    def between(self, right: Tensor) -> Tensor:
+        seen = self.rows @ right
+        return seen.T @ seen
 
     @cached_property
     def _gram(self) -> Tensor:

@@ -184,14 +184,14 @@ class Keyring:
         chosen = tuple(int(q) for q in questions)
         if self.assignment != "code":
             raise SettingError("label answers have one question per client: there is nothing to choose")
-        if len(chosen) != self.questions or len(set(chosen)) < len(chosen) or not set(chosen) <= set(range(self.pool)):
-            raise SettingError(f"choose {self.questions} different questions of the {self.pool} in the pool")
+        if not chosen or len(set(chosen)) < len(chosen) or not set(chosen) <= set(range(self.pool)):
+            raise SettingError(f"choose different questions of the {self.pool} in the pool, one at least")
         if isinstance(self.source, Patterns):
             own = {} if pictures is None else dict(zip(chosen, pictures, strict=True))
-            return replace(self, chosen=chosen, source=self.source.retouch(own))
+            return replace(self, questions=len(chosen), chosen=chosen, source=self.source.retouch(own))
         if pictures is not None:
             raise SettingError(f"questions made by {type(self.source).__name__} cannot be retouched: only Patterns can")
-        return replace(self, chosen=chosen)
+        return replace(self, questions=len(chosen), chosen=chosen)
 
     @property
     def pictures(self) -> Tensor | None:

@@ -131,7 +131,7 @@ class Search:
         for _ in range(STEPS):
             changes = [change.detach().requires_grad_() for change in changes]
             with Lifting():
-                logits = self._answer(changes)
+                logits = self.answer(changes)
             short, others = _short(logits, labels, margin)
             # Variants are weighted by what they miss, so that the loss is smooth.
             uneven = (others[:, None] - logits - self.spread).clamp_min(0).square().sum(1)
@@ -162,7 +162,7 @@ class Search:
             pace[astray] *= 0.5
             changes = _chosen(astray, best, moved)
         with torch.no_grad():
-            short, _ = _short(self._answer(best), labels, margin)
+            short, _ = _short(self.answer(best), labels, margin)
         return best, float(short.max()) <= NEARLY * margin
 
     @torch.no_grad()
@@ -173,7 +173,7 @@ class Search:
 
         def short(scale: Tensor) -> Tensor:
             """What is missing at a scale: clients × questions."""
-            missing, _ = _short(self._answer([change * scale[:, None] for change in changes]), labels, enough)
+            missing, _ = _short(self.answer([change * scale[:, None] for change in changes]), labels, enough)
             spread = owner.expand(len(wanted), -1)
             return torch.zeros_like(scale).scatter_reduce(1, spread, missing.view(len(wanted), -1), "amax")
 
@@ -185,7 +185,7 @@ class Search:
             low, high = torch.where(fine, low, middle), torch.where(fine, middle, high)
         return [change * high[:, None] for change in changes]
 
-    def _answer(self, changes: Sequence[Tensor]) -> Tensor:
+    def answer(self, changes: Sequence[Tensor]) -> Tensor:
         """All clients' logits for the whole sheet, one client after another."""
         handles = [
             self.model.get_submodule(layer).register_forward_hook(_changed_by(change, edit))
@@ -197,6 +197,14 @@ class Search:
         finally:
             for handle in handles:
                 handle.remove()
+
+
+def leads(logits: Tensor, sheet: AnswerSheet) -> Tensor:
+    """By how much the wanted labels lead all others: clients × inputs; wrong answers are negative."""
+    labels = sheet.answers[:, sheet.owner].flatten()
+    column = labels.clamp_min(0)[:, None]
+    others = logits.scatter(1, column, -torch.inf).amax(1)
+    return (logits.gather(1, column)[:, 0] - others).view(len(sheet.answers), -1).float()
 
 
 def _short(logits: Tensor, labels: Tensor, margin: float) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,37 @@
+"""Remember a few clients' last updates, to see what they would do to a mark before it is sent to anybody."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from tramark.fleet.fleet import Fleet
+from tramark.fleet.layout import State
+from tramark.fleet.scratch import loaded
+
+UPDATES = 2
+"""Updates that are remembered."""
+
+
+class Replay:
+    """The first few updates of a round: differences between what came back and the base that was sent."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._sent = fleet.state()
+        self.updates: list[dict[str, Tensor]] = []
+
+    def watch(self, client: str, returned: State) -> None:
+        """Remember one client's update, unless there are enough."""
+        if len(self.updates) < UPDATES:
+            self.updates.append({n: (t - self._sent[n].to(t.device)).detach().cpu() for n, t in returned.items()})
+
+
+@contextmanager
+def replayed(model: nn.Module, fleet: Fleet, update: Mapping[str, Tensor]) -> Iterator[nn.Module]:
+    """A scratch model with the fleet's base and one remembered update on top, in evaluation mode."""
+    with loaded(model, fleet), torch.no_grad():
+        own = model.state_dict()
+        for name, change in update.items():
+            own[name].add_(change.to(own[name].device, own[name].dtype))
+        yield model
