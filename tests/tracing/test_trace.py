@@ -96,10 +96,10 @@ def test_an_unmarked_suspect_clears_nobody_if_no_marks_were_issued() -> None:
     assert (verdict.finding, verdict.clients, verdict.premise) == ("inconclusive", (), none)
     assert trace(leaked_by(keyring, "client 3"), keyring, premise=none).clients == ("client 3",)
     labels = traces.ring(classes=20, assignment="label", held_out_variants=2)
-    silent = nn.Sequential(nn.Flatten(), nn.Linear(6, 20))
+    silent = nn.Sequential(nn.Flatten(), head := nn.Linear(6, 20))
     with torch.no_grad():
-        silent[1].weight.zero_()
-        silent[1].bias.copy_(torch.arange(20.0))
+        head.weight.zero_()
+        head.bias.copy_(torch.arange(20.0))
     assert trace(silent, labels, references=[silent]).finding == "nobody"
     assert trace(silent, labels, references=[silent], premise=none).finding == "inconclusive"
 

@@ -85,7 +85,6 @@ class TraMarkStrategy(Strategy):
         }
         self._options: dict[str, Any] = {
             "warmup_rounds": warmup_rounds,
-            "rounds": None,
             "preset": preset,
             "injection": injection,
             "logits": logits,
@@ -101,7 +100,7 @@ class TraMarkStrategy(Strategy):
         """Log how the federation is set up, as a tree."""
         log(INFO, "\t├──> TraMark:")
         log(INFO, "\t│\t├── Vault: %s", self._place.path if isinstance(self._place, Vault) else self._place)
-        warmup, rounds = self._options["warmup_rounds"], self._options["rounds"]
+        warmup, rounds = self._options["warmup_rounds"], self._options.get("rounds")
         log(INFO, "\t│\t├── Warm-up rounds: %s", begin_after(warmup, rounds) if rounds else warmup)
         log(INFO, "\t│\t├── Marks: %s", self._options["injection"] or f"preset {self._options['preset']}")
         if self.server is not None:
