@@ -73,6 +73,54 @@ def test_resuming_is_bitwise(preset: str, stop: int) -> None:
     assert second.round == 5
 
 
+def slowing(federation: TraMark, rounds: int) -> list[bool]:
+    """Play rounds whose updates get smaller by two thirds each; returns after which of them models are marked."""
+    found = []
+    for _ in range(rounds):
+        size = 3.0**-federation.round
+        changed = {c: {n: t + size for n, t in s.items()} for c, s in federation.dispatch().items()}
+        found.append(federation.collect(changed).marked)
+    return found
+
+
+def automatic(keyring: Keyring | None = None, **options: Any) -> TraMark:
+    return TraMark(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), keyring or server().keyring, **options)
+
+
+@pytest.mark.filterwarnings("ignore:round")
+def test_without_a_word_about_warm_up_marks_begin_when_the_base_moves_slowly() -> None:
+    assert slowing(automatic(), 5) == [False, False, False, True, True]
+
+
+@pytest.mark.filterwarnings("ignore:round")
+def test_an_automatic_beginning_is_resumed() -> None:
+    first = automatic()
+    assert not any(slowing(first, 3))
+    second, older = automatic(), automatic()
+    second.load_state_dict(first.state_dict())
+    assert slowing(second, 1) == [True]
+    # States of early versions do not say how the base moved.
+    older.load_state_dict({name: value for name, value in first.state_dict().items() if name != "begin"})
+    assert slowing(older, 2) == [False, False]
+
+
+@pytest.mark.filterwarnings("ignore:round")
+def test_a_known_number_of_rounds_is_halved_and_the_report_says_when_marks_begin() -> None:
+    federation = automatic(rounds=4)
+    report = federation.collect(dict(federation.dispatch()))
+    assert str(report).endswith("marks begin after round 2")
+    assert slowing(federation, 1) == [True]
+    unknown = automatic()
+    assert str(unknown.collect(dict(unknown.dispatch()))).endswith("not marked yet")
+
+
+def test_a_round_without_updates_is_not_a_slow_one() -> None:
+    federation = automatic()
+    slowing(federation, 1)
+    for _ in range(4):
+        assert not federation.collect({}).marked
+
+
 def test_warm_up_is_fedavg() -> None:
     ours, plain = server(warmup=3), FedAvg(model(), CLIENTS)
     play(ours, 2)
@@ -184,6 +232,8 @@ def test_joining_in_the_middle_and_leaving() -> None:
     ("options", "message"),
     [
         ({"warmup_rounds": -1}, "fewer than none"),
+        ({"warmup_rounds": "soon"}, "'auto'"),
+        ({"warmup_rounds": 25, "rounds": 6}, "25 warm-up rounds of 6"),
         ({"preset": "x"}, "unknown preset"),
     ],
 )
@@ -232,6 +282,42 @@ def test_a_server_with_a_vault_goes_on_where_it_was_and_logs_what_it_sends(vault
     assert log[-1]["model"] == state_digest(sent["b"])
     assert vault.keyring.chosen == second.keyring.chosen
     assert vault.audit() == []
+
+
+def test_the_vault_keeps_what_the_rounds_came_to(vault: Vault) -> None:
+    federation = kept(vault)
+    play(federation, 2)
+    assert (vault.premise().issued, vault.premise().measured) == (False, False)
+    play(federation, 1)
+    last = federation.collect({"a": trained(federation.dispatch()["a"], 1), "b": {}})
+    federation.leave("c")
+    again = kept(vault)
+    again.resume()
+    again.join("late")
+    reports = vault.reports()
+    assert [report["round"] for report in reports] == [1, 2, 3, 4]
+    assert [report["begins_after"] for report in reports] == [2, None, None, None]
+    assert reports[-1]["refused"] == last.refused
+    assert last.refused.keys() == {"b"}
+    assert last.survived is not None
+    assert reports[-1]["survived"]["clients"] == last.survived.clients
+    assert vault.premise().issued
+
+
+def test_a_report_that_could_not_be_kept_is_kept_before_anything_is_sent(
+    vault: Vault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    federation = kept(vault)
+    with monkeypatch.context() as patch:
+        patch.setattr(vault, "save", _raises)
+        with pytest.raises(OSError, match="no space"):
+            federation.collect({})
+    federation.dispatch()
+    assert [report["round"] for report in vault.reports()] == [1]
+
+
+def _raises(*_: Any, **__: Any) -> None:
+    raise OSError("no space left on device")
 
 
 def test_nothing_is_sent_that_the_vault_does_not_have(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:

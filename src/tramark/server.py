@@ -7,7 +7,7 @@ aggregates, makes the marks of all clients, whether they took part or not, and d
 import copy
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from tramark.fleet.layout import State
 from tramark.fleet.logits import Pick, return_logits
 from tramark.fleet.scratch import device_of, scratch_copy
 from tramark.keys.keyring import Keyring
+from tramark.marks.begin import Beginning, Warmup
 from tramark.marks.checkup import check
 from tramark.marks.injection import Injection
 from tramark.marks.presets import preset_named
@@ -43,6 +44,8 @@ class RoundReport:
     """Whether the models that are sent next carry marks."""
     survived: Survived | None = None
     """What was left of the marks in the returned models; None if those had none."""
+    begins_after: int | None = None
+    """The round after which marks begin, if that is known and still to come."""
 
     def __str__(self) -> str:
         words = [f"round {self.round}: {len(self.used)} updates used"]
@@ -54,7 +57,8 @@ class RoundReport:
                 f"after training {survived.mean:.0%} of the answers were left, {survived.least:.0%} at the least, with "
                 f"a margin of {survived.margin:.1f}"
             )
-        return ", ".join([*words, "marked" if self.marked else "not marked yet"])
+        later = "not marked yet" if self.begins_after is None else f"marks begin after round {self.begins_after}"
+        return ", ".join([*words, "marked" if self.marked else later])
 
 
 class TraMark:
@@ -71,7 +75,7 @@ class TraMark:
     ...     incoming = dict(outgoing)  # here the clients would train
     ...     report = server.collect(incoming, samples={"alice": 300, "bob": 100})
     >>> report
-    RoundReport(round=2, used=('alice', 'bob'), refused={}, marked=True, survived=Survived(...))
+    RoundReport(round=2, used=('alice', 'bob'), refused={}, marked=True, survived=Survived(...), ...)
     >>> print(report)
     round 2: 2 updates used, after training ...% of the answers were left, ..., marked
 
@@ -80,7 +84,9 @@ class TraMark:
     model : any `nn.Module` classifier. It is copied, and its device is used for making marks. It is looked over at
         once: whatever would keep it from being marked is named, all at once.
     keyring : the clients' keys; with a vault, the vault's.
-    warmup_rounds : rounds of plain FedAvg before the first marks.
+    warmup_rounds : rounds of plain FedAvg before the first marks. With "auto", half of `rounds`, 25 at most; if these
+        are not known, until the base moves slowly, 25 at most.
+    rounds : how many rounds the federation will run, if that is known.
     preset : `default` (marks in closed form), `paper` or `released`.
     injection : another way to make marks, instead of a preset.
     vault : where to keep the server's state, after each round, and the log of what was sent to whom. `resume` goes on
@@ -94,7 +100,8 @@ class TraMark:
         model: nn.Module,
         keyring: Keyring | None = None,
         *,
-        warmup_rounds: int = 25,
+        warmup_rounds: Warmup = "auto",
+        rounds: int | None = None,
         preset: str = "default",
         injection: Injection | None = None,
         vault: "Vault | None" = None,
@@ -108,15 +115,14 @@ class TraMark:
             keyring = kept
         if keyring is None:
             raise SettingError("a server needs its clients' keys: give a keyring, or a vault that has one")
-        if warmup_rounds < 0:
-            raise SettingError(f"{warmup_rounds} warm-up rounds: there cannot be fewer than none")
+        self._beginning = Beginning(warmup_rounds, rounds)
         self.keyring = keyring
-        self.warmup_rounds = warmup_rounds
         self.injection = injection or preset_named(preset)
         self.vault = vault
         self.round = 0
         self._issued: set[str] = set()
         self._saved = False
+        self._report: RoundReport | None = None
         self._survival: Survival | None = None
         self._class = type(model)
         self.model = scratch_copy(model)
@@ -126,8 +132,7 @@ class TraMark:
         self.fleet = Fleet(model, keyring.active)
         layers = tuple(f"{name}.weight" for name in self.injection.layers(self.model))
         self.drift = Drift(self.fleet.layout, layers, device=device_of(self.model))
-        if warmup_rounds == 0:
-            self.mark()
+        self._mark_if_due()
 
     @property
     def marked(self) -> bool:
@@ -144,7 +149,7 @@ class TraMark:
             if not self._saved:
                 self._save()
             if new := [client for client in outgoing if client not in self._issued]:
-                self.vault.issue(self.round, Outgoing(self.fleet, new), self.fleet.shared)
+                self.vault.issue(self.round, Outgoing(self.fleet, new), self.fleet.shared, marked=self.marked)
                 self._issued.update(new)
         return outgoing
 
@@ -158,7 +163,7 @@ class TraMark:
         """
         aggregation = self.begin()
         refused = fold(aggregation, incoming, samples, strict=strict)
-        return replace(self.end(aggregation), refused=refused)
+        return self.end(aggregation, refused=refused)
 
     def begin(self) -> Aggregation:
         """Begin a round by hand: `add` updates to what this returns, then `end` the round. `collect` does both.
@@ -169,18 +174,31 @@ class TraMark:
         self._survival = Survival(self.model, self.keyring) if self.marked else None
         return self.fleet.begin(self.drift, self._survival.watch if self._survival else None)
 
-    def end(self, aggregation: Aggregation, base: State | None = None) -> RoundReport:
+    def end(
+        self, aggregation: Aggregation, base: State | None = None, *, refused: Mapping[str, str] | None = None
+    ) -> RoundReport:
         """End a round: aggregate, then make everyone's marks anew.
 
-        The new base is the mean of the updates, or `base`, if another aggregation rule made one from them.
+        The new base is the mean of the updates, or `base`, if another aggregation rule made one from them. `refused`
+        says whose updates were not added, and why; the report has it.
         """
+        if not self.marked and aggregation.taken:
+            self._beginning.observe(aggregation.size())
         aggregation.finish(base)
         self.drift.settle()
         self.round += 1
-        if self.round >= self.warmup_rounds:
+        if self.marked or self._beginning.due(self.round):
             self.mark()
-        self._save()
         survived = self._survival.result if self._survival else None
+        self._report = RoundReport(
+            self.round,
+            tuple(aggregation.taken),
+            dict(refused or {}),
+            marked=self.marked,
+            survived=survived,
+            begins_after=None if self.marked else self._beginning.after,
+        )
+        self._save()
         if survived is not None and survived.mean < FAINT + (1 - FAINT) / self.keyring.classes:
             warnings.warn(
                 f"round {self.round}: clients' training leaves {survived.mean:.0%} of their marks' answers: what they "
@@ -188,7 +206,13 @@ class TraMark:
                 "(ClosedForm(margin=…)) or another layer may help",
                 stacklevel=3,
             )
-        return RoundReport(self.round, tuple(aggregation.taken), marked=self.marked, survived=survived)
+        return self._report
+
+    def expect(self, rounds: int) -> None:
+        """Say how many rounds the federation runs in all; `SettingError` if none of them would be marked."""
+        if not self.marked:
+            self._beginning.expect(rounds)
+            self._mark_if_due()
 
     def resume(self) -> bool:
         """Go on from what the vault has; False if it has nothing yet."""
@@ -200,6 +224,7 @@ class TraMark:
         self.keyring = self.vault.keyring
         self.load_state_dict(state)
         self._saved = True
+        self._mark_if_due()
         return True
 
     def join(self, *clients: str) -> None:
@@ -240,6 +265,7 @@ class TraMark:
             "keyring": self.keyring.fingerprint,
             "fleet": self.fleet.state_dict(),
             "drift": self.drift.state_dict(),
+            "begin": self._beginning.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -256,6 +282,8 @@ class TraMark:
         self.fleet.load_state_dict(state["fleet"], state["clients"])
         self.drift.load_state_dict(state["drift"])
         self.round = int(state["round"])
+        self._beginning.load_state_dict(state.get("begin", {}))
+        self._report = None
         self._follow(self.keyring)
 
     def mark(self) -> None:
@@ -263,6 +291,12 @@ class TraMark:
         if not self.marked:
             self.keyring = self.injection.begin(self.model, self.fleet, self.keyring, self.drift)
         self.injection.inject(self.model, self.fleet, self.keyring, self.drift)
+
+    def _mark_if_due(self) -> None:
+        """Make the first marks between two rounds, if it is time: without warm-up, or if the settings changed."""
+        if not self.marked and self._beginning.due(self.round):
+            self.mark()
+            self._saved = False  # `dispatch` saves them
 
     def _follow(self, keyring: Keyring) -> None:
         """Use a keyring in which clients joined or left, and bring the fleet in line with it."""
@@ -280,7 +314,7 @@ class TraMark:
         self._saved = False
         self._issued.clear()
         if self.vault is not None:
-            self.vault.save(self.keyring, self.state_dict())
+            self.vault.save(self.keyring, self.state_dict(), None if self._report is None else asdict(self._report))
             self._saved = True
 
     def _with(self, state: State) -> nn.Module:

@@ -29,6 +29,15 @@ def test_a_model_of_nobody(federation: Path, tramark: Shell, tmp_path: Path) -> 
     assert "queries" in tramark("trace", federation, tmp_path / "own.safetensors", "--budget", 3, code=4)
 
 
+def test_a_vault_that_has_issued_no_marks_clears_nobody(tramark: Shell, tmp_path: Path) -> None:
+    tramark("vault", "create", tmp_path / "v", "--clients", "a,b", "--classes", 10, "--input-shape", "1,8,8")
+    save_file(build("cnn", input_shape=(1, 8, 8), classes=10, seed=99).state_dict(), tmp_path / "own.safetensors")
+    words = ("trace", tmp_path / "v", tmp_path / "own.safetensors", "--model", "cnn")
+    assert "No marked model has been issued from this vault yet" in tramark(*words, code=4)
+    found = json.loads(tramark(*words, "--json", code=4))
+    assert (found["finding"], found["premise"]["issued"]) == ("inconclusive", False)
+
+
 def test_a_trace_can_be_broken_off_and_taken_up_again(federation: Path, tramark: Shell, tmp_path: Path) -> None:
     suspect, kept = federation / "models" / "client-0.safetensors", tmp_path / "steps.json"
     tramark("trace", federation, suspect, "--budget", 4, "--transcript", kept, code=4)

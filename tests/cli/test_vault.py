@@ -12,6 +12,12 @@ def test_the_vault(federation: Path, tramark: Shell, tmp_path: Path, monkeypatch
     place = tmp_path / "run"
     shown = tramark("vault", "show", place)
     assert "4: client-0, client-1, client-2, client-3" in shown
+    table = [line.split() for line in shown.splitlines()[-9:]]
+    assert table[0][:3] == ["round", "clients", "refused"]
+    assert table[1] == ["1", "4", "0", "no", "–", "–", "–"]
+    assert table[6][:4] == ["6", "4", "0", "yes"]
+    assert table[8][:4] == ["8", "4", "0", "yes"]
+    assert table[8][4].endswith("%")
     assert "clean" in tramark("vault", "audit", place)
     tramark("vault", "add-client", place, "late")
     assert "5: " in tramark("vault", "show", place)

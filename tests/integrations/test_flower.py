@@ -33,7 +33,7 @@ from flwr.serverapp.strategy import (
 from flwr.simulation import run_simulation
 from flwr.supercore.task_identity import TaskIdentity
 
-from tramark import Keyring, TraMark
+from tramark import Keyring, SettingError, TraMark
 from tramark.integrations.flower import TraMarkStrategy
 from tramark.integrations.flower.nodes import NAME, NODES
 from tramark.lab.simulation.metrics import traceability
@@ -183,6 +183,18 @@ def start(strategy: Strategy, wire: Grid, rounds: int = 4, *, norm: bool = False
     return result.arrays.to_torch_state_dict()
 
 
+def base_after(strategy: Strategy, wire: Grid, round: int, initial: ArrayRecord | None = None) -> ArrayRecord:
+    """The base after a round of warm-up, which is followed by a marked one."""
+    seen: dict[int, ArrayRecord] = {}
+
+    def look(number: int, arrays: ArrayRecord) -> None:
+        seen[number] = arrays
+
+    initial = initial or ArrayRecord(dict(net().state_dict()))
+    strategy.start(wire, initial, num_rounds=round + 1, timeout=1, evaluate_fn=look)
+    return seen[round]
+
+
 def close(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
     assert one.keys() == other.keys()
     for name in one:
@@ -203,8 +215,47 @@ def test_an_inner_strategy_keeps_its_meaning(inner: type[FedAvg], tmp_path: Path
     """In warm-up, when nothing is marked, wrapped and plain are the same."""
     options = {"proximal_mu": 0.1} if inner is FedProx else {"server_momentum": 0.9} if inner is FedAvgM else {}
     plain = start(all_of_them(inner, **options), Wire(sites()), 3)
-    ours = start(wrapped(all_of_them(inner, **options), small(tmp_path / "vault"), warmup_rounds=9), Wire(sites()), 3)
-    close(ours, plain)
+    strategy = wrapped(all_of_them(inner, **options), small(tmp_path / "vault"), warmup_rounds=3)
+    close(base_after(strategy, Wire(sites()), 3).to_torch_state_dict(), plain)
+
+
+def test_six_rounds_are_marked_without_a_word_about_warm_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    strategy = wrapped(all_of_them(fraction_evaluate=0.0), small(tmp_path / "vault"), warmup_rounds="auto")
+    start(strategy, Wire(sites()), 6)
+    assert strategy.server is not None
+    assert traceability(strategy.server, strategy.server.keyring).vr == 1.0
+    assert [report["marked"] for report in strategy.vault.reports()] == [False, False, True, True, True, True]
+    assert "marks begin after round 3" in caplog.text
+    assert "no round was marked" not in caplog.text
+    strategy.vault.close()
+    with Vault.open(tmp_path / "vault", readonly=True) as vault:
+        assert (vault.premise().issued, vault.premise().measured) == (True, True)
+
+
+def test_a_training_that_would_not_be_marked_does_not_begin(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    wire = Wire(sites())
+    for vault in (small(tmp_path / "vault"), tmp_path / "new"):
+        with pytest.raises(SettingError, match="25 warm-up rounds of 6"):
+            start(wrapped(FedAvg(), vault, warmup_rounds=25), wire, 6)
+    assert not any(site.seen for site in wire.sites)
+    assert not (tmp_path / "new").exists()
+    wrapped(FedAvg(), tmp_path / "new").start(wire, ArrayRecord(dict(net().state_dict())), num_rounds=0)
+    assert "no round was marked" in caplog.text
+
+
+def test_an_unmarked_training_is_marked_when_it_goes_on(tmp_path: Path) -> None:
+    """As when a wrapper around the strategy began it, or an earlier version with a long warm-up."""
+    place, initial = small(tmp_path / "vault"), ArrayRecord(dict(net().state_dict()))
+    first = wrapped(all_of_them(fraction_evaluate=0.0), place, warmup_rounds="auto")
+    Strategy.start(first, Wire(sites()), first.resume(initial), num_rounds=2, timeout=1)
+    assert first.server is not None
+    assert not first.server.marked
+    first.vault.close()
+    again, wire = wrapped(all_of_them(fraction_evaluate=0.0), place, warmup_rounds="auto"), Wire(sites())
+    start(again, wire, 3)
+    assert wire.sites[0].rounds == [3]
+    issued = [entry for entry in again.vault.log() if entry["event"] == "issued"]
+    assert {entry["round"]: entry["marked"] for entry in issued} == {0: False, 1: False, 2: True}
 
 
 @pytest.mark.parametrize("inner", [FedAvg, FedMedian, FedAdam])
@@ -279,14 +330,15 @@ def test_a_round_loses_a_bad_client_and_nothing_else(tmp_path: Path) -> None:
     for site, answer in zip(wire.sites[len(SITES) :], bad, strict=True):
         site.answer = only(answer)
     # In warm-up the result is what the good clients alone would have made.
-    first = start(wrapped(FedAvg(fraction_evaluate=0.0), small(tmp_path / "first")), wire, 1)
-    close(first, start(FedAvg(fraction_evaluate=0.0), Wire(sites()), 1))
+    first = base_after(wrapped(FedAvg(fraction_evaluate=0.0), small(tmp_path / "first"), warmup_rounds=1), wire, 1)
+    close(first.to_torch_state_dict(), start(FedAvg(fraction_evaluate=0.0), Wire(sites()), 1))
     strategy = wrapped(FedAvg(fraction_evaluate=0.0), small(tmp_path / "vault"))
     start(strategy, wire, 3)
     assert strategy.server is not None
     assert strategy.server.round == 3
     assert set(strategy.server.fleet.clients) == {*SITES, *(f.__name__ for f in bad)}
     assert torch.isfinite(strategy.server.fleet.base).all()
+    assert {*strategy.vault.reports()[0]["refused"]} == {"poisoned", "misshapen", "unreadable", "weightless"}
     assert traceability(strategy.server, strategy.server.keyring).vr == 1.0
 
 
@@ -368,7 +420,7 @@ def test_nodes_without_authentication_are_asked_for_their_names(
     assert strategy.server.fleet.clients == SITES[:4]
     assert not wire.sites[4].seen
     with pytest.raises(ValueError, match="no name to mark"):
-        start(wrapped(FedAvg(), tmp_path / "other"), Wire([Site(i, "", b"%d" % i, silent) for i in range(3)]), 1)
+        start(wrapped(FedAvg(), tmp_path / "other"), Wire([Site(i, "", b"%d" % i, silent) for i in range(3)]), 3)
 
 
 def silent(site: Site, message: Message) -> Message:
@@ -406,7 +458,7 @@ def test_a_strategy_that_sends_something_else_is_refused(tmp_path: Path) -> None
             return super().configure_train(server_round, arrays.copy(), *rest)
 
     with pytest.raises(ValueError, match="cannot be marked"):
-        start(wrapped(Copies(), small(tmp_path / "vault")), Wire(sites()), 1)
+        start(wrapped(Copies(), small(tmp_path / "vault")), Wire(sites()), 3)
 
 
 def private(inner: Strategy) -> Strategy:
@@ -456,11 +508,10 @@ def test_arrays_without_names_go_by_their_order(tmp_path: Path) -> None:
         return Message(RecordDict({**records, "metrics": MetricRecord({"num-examples": 1})}), reply_to=message)
 
     wire = Wire([Site(number, name, answer=by_order) for number, name in enumerate(SITES)])
-    strategy = wrapped(FedAvg(fraction_evaluate=0.0), small(tmp_path / "vault"), warmup_rounds=9)
+    strategy = wrapped(FedAvg(fraction_evaluate=0.0), small(tmp_path / "vault"), warmup_rounds=1)
     initial = [tensor.numpy() for tensor in net().state_dict().values()]
-    result = strategy.start(wire, ArrayRecord(initial), num_rounds=1)
-    assert result.arrays is not None
-    for before, after in zip(initial, result.arrays.to_numpy_ndarrays(), strict=True):
+    arrays = base_after(strategy, wire, 1, ArrayRecord(initial))
+    for before, after in zip(initial, arrays.to_numpy_ndarrays(), strict=True):
         np.testing.assert_allclose(after, before + 1, atol=1e-5)
     with pytest.raises(ValueError, match="do not fit"):
         wrapped(FedAvg(), small(tmp_path / "other")).start(wire, ArrayRecord(initial[:2]), num_rounds=1)

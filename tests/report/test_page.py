@@ -11,6 +11,7 @@ from torch import nn
 from traces import Oracle, hidden, leaked_by, ring
 
 from tramark.evidence.commitment import canonical
+from tramark.evidence.premise import Premise
 from tramark.evidence.verify import verify_bundle
 from tramark.keys.keyring import Keyring
 from tramark.keys.pictures import Patterns, WafflePatterns
@@ -61,6 +62,40 @@ def test_the_page_says_the_verdict_first_and_gives_nothing_away(
     else:
         assert not (tmp_path / "evidence.json").exists()
         assert "no signed bundle" in page
+
+
+@pytest.mark.parametrize(
+    ("premise", "headline", "lead"),
+    [
+        (Premise(), "Nobody is accused", "survived in half of the questions (as is assumed), that would have shown"),
+        (
+            Premise(measured=True),
+            "Nobody is accused",
+            "survived in half of the questions (more was measured on models that clients returned), that would",
+        ),
+        (
+            Premise(surviving=0.4, measured=True),
+            "Nobody is accused",
+            "survived in 40 % of the questions (as was measured on models that clients returned), that would",
+        ),
+        (
+            Premise(surviving=0.05, measured=True),
+            "It cannot be told",
+            "Marks survive in 5 % of the questions (as was measured on models that clients returned). With so little",
+        ),
+        (Premise(issued=False), "It cannot be told", "No marked model has been issued from this vault yet: "),
+    ],
+)
+def test_an_unmarked_suspect_shows_no_more_than_the_premise_allows(
+    vault: Vault, tmp_path: Path, premise: Premise, headline: str, lead: str
+) -> None:
+    verdict = trace(Oracle(vault.keyring, lambda q, v: 0), vault.keyring, premise=premise)
+    page = reported(vault, verdict, tmp_path)
+    assert verdict_sentence(verdict)[0].startswith(headline)
+    assert lead in verdict_sentence(verdict)[1]
+    assert lead in page
+    if verdict.finding == "nobody":
+        assert f"holds for a mark that survives\n{premise.words}." in page
 
 
 def test_several_are_named_with_their_letters(vault: Vault, verdicts: Verdicts, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from traces import Oracle, case, hidden, in_company, leaked_by, resigned, ring, 
 from tramark.errors import BadProof
 from tramark.evidence.commitment import canonical, sign
 from tramark.evidence.findings import fingerprint
+from tramark.evidence.premise import Premise
 from tramark.evidence.statistics import NO_ANSWER
 from tramark.evidence.verify import read_published, verify_bundle
 from tramark.keys.sources import Tokens, Vectors
@@ -118,6 +119,39 @@ def test_without_an_accused_no_answer_is_opened(vault: Vault) -> None:
         assert found.answered == verdict.answered
         assert bundle["answers"] == []
         assert any("nobody" in sentence for sentence in found.unproven)
+
+
+def test_a_bundle_that_clears_everybody_says_on_what_premise(vault: Vault) -> None:
+    unmarked, known = Oracle(vault.keyring, lambda q, v: 0), Premise(surviving=0.4, measured=True)
+    verdict = trace(unmarked, vault.keyring, premise=known)
+    assert verdict.finding == "nobody"
+    bundle = make_bundle(vault, verdict, suspect="model.onnx")
+    found = verify_bundle(bundle)
+    assert found.premise == known
+    assert any("survives in 40 % of the questions (as was measured" in point for point in found.unproven)
+    plain = bundle["verdict"]
+    early = {name: value for name, value in plain.items() if name != "premise"}
+    assert verify_bundle(resigned(bundle, vault, verdict=early)).premise == Premise()
+    for premise, words in [
+        ({"issued": False}, "contradicts"),
+        ({"surviving": "0.01"}, "do not suffice to clear"),
+        ({"surviving": "0.6"}, "well-formed"),
+        ({"surviving": "0.40"}, "well-formed"),
+        ({"measured": 1}, "well-formed"),
+        ({"more": 1}, "well-formed"),
+    ]:
+        changed = plain | {"premise": plain["premise"] | premise}
+        with pytest.raises(BadProof, match=words):
+            verify_bundle(resigned(bundle, vault, verdict=changed))
+    none = trace(unmarked, vault.keyring, premise=Premise(issued=False))
+    assert verify_bundle(make_bundle(vault, none, suspect="model.onnx")).premise == Premise(issued=False)
+
+
+def test_a_few_answers_clear_nobody(vault: Vault) -> None:
+    few = trace(Oracle(vault.keyring, lambda q, v: 0), vault.keyring, budget=3)
+    bundle = make_bundle(vault, few, suspect="model.onnx")
+    with pytest.raises(BadProof, match="do not suffice to clear"):
+        verify_bundle(resigned(bundle, vault, verdict=bundle["verdict"] | {"verdict": "nobody"}))
 
 
 def test_tokens_and_a_single_variant(tmp_path: Path) -> None:

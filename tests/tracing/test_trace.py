@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from traces import Oracle, leaked_by, one_thread
 
 from tramark.errors import BudgetSpent, SuspectError, SuspectUnavailable
+from tramark.evidence.premise import Premise
 from tramark.evidence.statistics import NO_ANSWER
 from tramark.keys.keyring import Keyring
 from tramark.keys.pictures import WafflePatterns
@@ -85,6 +86,50 @@ def test_unmarked_suspects_are_nobodys() -> None:
     assert {v.finding for v in verdicts} <= {"nobody", "inconclusive"}
     assert sum(v.finding == "nobody" for v in verdicts) >= 45
     assert all(v.power is not None and (v.power >= 0.95) == (v.finding == "nobody") for v in verdicts)
+
+
+def test_an_unmarked_suspect_clears_nobody_if_no_marks_were_issued() -> None:
+    keyring = ring()
+    unmarked, none = Oracle(keyring, lambda q, v: 0), Premise(issued=False)
+    assert trace(unmarked, keyring).finding == "nobody"
+    verdict = trace(unmarked, keyring, premise=none)
+    assert (verdict.finding, verdict.clients, verdict.premise) == ("inconclusive", (), none)
+    assert trace(leaked_by(keyring, "client 3"), keyring, premise=none).clients == ("client 3",)
+    labels = traces.ring(classes=20, assignment="label", held_out_variants=2)
+    silent = nn.Sequential(nn.Flatten(), head := nn.Linear(6, 20))
+    with torch.no_grad():
+        head.weight.zero_()
+        head.bias.copy_(torch.arange(20.0))
+    assert trace(silent, labels, references=[silent]).finding == "nobody"
+    assert trace(silent, labels, references=[silent], premise=none).finding == "inconclusive"
+
+
+def test_a_low_survival_lowers_the_power() -> None:
+    keyring, powers = ring(questions=24), []
+    for surviving in (0.5, 0.3, 0.15, 0.0):
+        verdict = trace(
+            Oracle(keyring, lambda q, v: 0),
+            keyring,
+            exhaustive=True,
+            premise=Premise(surviving=surviving, measured=True),
+        )
+        assert verdict.power is not None
+        assert (verdict.finding == "nobody") == (verdict.power >= 0.95)
+        powers.append(verdict.power)
+    assert powers == sorted(powers, reverse=True)
+    assert powers[0] > 0.99
+    assert powers[-2] < 0.95
+    # The less survives, the more is asked before everybody is cleared.
+    asked = [trace(Oracle(keyring, lambda q, v: 0), keyring, premise=Premise(surviving=s)).queries for s in (0.5, 0.15)]
+    assert asked[0] < asked[1]
+
+
+def test_a_leaker_with_a_faint_mark_is_rarely_cleared() -> None:
+    """What the power promises, for a mark that survives as rarely as was measured."""
+    keyring, known = ring(questions=64), Premise(surviving=0.3, measured=True)
+    verdicts = [trace(noisy(keyring, "client 2", 0.7, seed), keyring, premise=known) for seed in range(200)]
+    assert sum(verdict.finding == "nobody" for verdict in verdicts) <= 10
+    assert all(set(verdict.clients) <= {"client 2"} for verdict in verdicts)
 
 
 def test_a_small_budget_is_inconclusive() -> None:
@@ -274,7 +319,8 @@ def test_impossible_wishes_are_refused(options: dict[str, object]) -> None:
 def test_a_verdict_as_json() -> None:
     keyring = ring()
     plain = json.loads(json.dumps(trace(leaked_by(keyring, "client 0"), keyring).to_dict(), allow_nan=False))
-    assert list(plain) == ["finding", "clients", "queries", "false_accusation_bound", "e_values", "p_values"]
+    first = ["finding", "clients", "queries", "false_accusation_bound", "e_values", "p_values"]
+    assert list(plain) == [*first, "power", "premise"]
     assert plain["false_accusation_bound"] == 1e-6
 
 

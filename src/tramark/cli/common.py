@@ -31,7 +31,7 @@ EXIT_CODES = {
     0: "a client is named",
     MISTAKE: "not possible: bad input, a missing file or the wrong key",
     NOBODY: "nobody: the suspect carries no client's mark",
-    INCONCLUSIVE: "inconclusive: too few answers to accuse or to clear anybody",
+    INCONCLUSIVE: "inconclusive: too few answers, or too little left of the marks, to accuse or to clear anybody",
     BUG: "a bug in tramark",
     INTERRUPTED: "interrupted",
 }

@@ -21,11 +21,12 @@ from tramark.cli.common import (
     pairs,
 )
 from tramark.cli.trace import trace_suspect
-from tramark.errors import NoKey
+from tramark.errors import NoKey, SettingError
 from tramark.lab.names import MethodName, ModelName, PresetName, TriggerKind
 
 if TYPE_CHECKING:
     from tramark.lab.simulation.run import Settings
+    from tramark.marks.begin import Warmup
     from tramark.vault.lock import KeySource
 
 
@@ -38,9 +39,11 @@ def run(
     clients: Annotated[int, typer.Option(help="Number of clients.")] = 10,
     rounds: Annotated[int, typer.Option(help="Number of rounds, warm-up included.")] = 50,
     warmup: Annotated[
-        int | None,
-        typer.Option(help="Number of rounds without marks at the start. By default, half of all rounds."),
-    ] = None,
+        str,
+        typer.Option(
+            metavar="INTEGER|auto", help="Number of rounds without marks at the start. auto: half of all, 25 at most."
+        ),
+    ] = "auto",
     ratio: Annotated[
         float, typer.Option(help="Share of the weights that carry marks (presets paper, released and late).")
     ] = 0.01,
@@ -124,7 +127,7 @@ def run(
         model=model,
         clients=clients,
         rounds=rounds,
-        warmup=rounds // 2 if warmup is None else warmup,
+        warmup=_warmup(warmup),
         ratio=ratio,
         method=method,
         preset=preset,
@@ -180,10 +183,21 @@ def _watch(job: Callable[..., dict[str, Any]], settings: "Settings", out: Path) 
 
         summary = job(settings, out, on_round=show)
     title = f"{settings.data}, {settings.model}, {settings.clients} clients, {settings.method}"
-    warmup = settings.warmup if settings.method == "tramark" else None
+    # A run that goes on has the warm-up that it began with.
+    warmup = json.loads((out / "config.json").read_text())["warmup"] if settings.method == "tramark" else None
     if not draw_curves(lines, out / "curves.png", warmup=warmup, title=title):
         console.print("no picture of the curves: install tramark[lab] for it")
     return summary
+
+
+def _warmup(given: str) -> "Warmup":
+    """The number of warm-up rounds, or auto."""
+    if given == "auto":
+        return "auto"
+    try:
+        return int(given)
+    except ValueError:
+        raise SettingError(f"--warmup {given}: it is a number of rounds, or auto") from None
 
 
 def _key(out: Path, key_file: Path | None) -> "KeySource | None":

@@ -190,7 +190,13 @@ def trace_suspect(
 
             unmarked = [adapter_for(reference) for reference in references]
             verdict = trace(
-                adapter, keyring, progress=show, transcript=tuple(steps), references=unmarked, **(options or {})
+                adapter,
+                keyring,
+                progress=show,
+                transcript=tuple(steps),
+                references=unmarked,
+                premise=vault.premise(),
+                **(options or {}),
             )
         if report is not None:
             described = _described(target)

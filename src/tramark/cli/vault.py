@@ -1,8 +1,9 @@
 """`tramark vault`: make a vault, show what is in it, check it, and change its clients or its key."""
 
 import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,6 +20,12 @@ from tramark.cli.common import (
     vault_at,
 )
 from tramark.errors import NoKey, SettingError
+
+if TYPE_CHECKING:
+    from tramark.vault.reports import Report
+
+ROUNDS_SHOWN = 10
+"""The last rounds that `tramark vault show` lists."""
 
 app = typer.Typer(help="Make, show and check the sealed folder with a federation's secrets.", no_args_is_help=True)
 
@@ -78,6 +85,26 @@ def show(vault: VaultPath, key_file: KeyFile = None) -> None:
         typer.echo(f"answers      {plain['assignment']}, {plain['questions']} questions, {plain['classes']} classes")
         typer.echo(f"log          {len(entries)} entries, {len(issued)} models issued, the last in round {last}")
         typer.echo(f"sealed       {', '.join(opened.names) or 'the keyring alone'}")
+        if reports := opened.reports():
+            typer.echo("\n".join(["", *_table(reports[-ROUNDS_SHOWN:])]))
+
+
+def _table(reports: "Sequence[Report]") -> Iterator[str]:
+    """The lines of a table of rounds: who took part, and what was left of the marks in what came back."""
+    from tramark.vault.reports import survival_of
+
+    yield "round  clients  refused  marked  survival: mean  least  margin left"
+    for report in reports:
+        left = survival_of(report)
+        mean, least, margin = "–", "–", "–"
+        if left:
+            mean, least = f"{sum(left) / len(left):.0%}", f"{min(left):.0%}"
+            margin = f"{report['survived'].get('margin', float('nan')):.1f}"
+        sizes = (len(report.get(name, ())) for name in ("used", "refused"))
+        marked = "yes" if report.get("marked") else "no"
+        yield "{:>5}  {:>7}  {:>7}  {:>6}  {:>14}  {:>5}  {:>11}".format(
+            report["round"], *sizes, marked, mean, least, margin
+        )
 
 
 @app.command("audit")

@@ -8,6 +8,7 @@ from typing import Any
 
 from tramark.evidence.commitment import Commitment, sha256
 from tramark.evidence.looks import Finding
+from tramark.evidence.premise import ASSUMED, Premise
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Findings:
     queries, answered : inputs asked, and questions that got an answer.
     matches, e_values, p_values : of the accused alone, computed from the opened answers.
     proven, unproven : in words, what was checked, and what no bundle can show.
+    premise : if nobody is accused, what the signer knew or assumed of the marks that were issued.
     """
 
     finding: Finding
@@ -44,6 +46,7 @@ class Findings:
     p_values: dict[str, float]
     proven: tuple[str, ...]
     unproven: tuple[str, ...]
+    premise: Premise = ASSUMED
 
     @property
     def fingerprint(self) -> str:
@@ -116,9 +119,17 @@ def proven(
 
 
 def unproven(
-    plain: Mapping[str, Any], links: Sequence[Commitment], *, given: bool, published: Sequence[Commitment] | None
+    plain: Mapping[str, Any],
+    links: Sequence[Commitment],
+    premise: Premise | None,
+    *,
+    given: bool,
+    published: Sequence[Commitment] | None,
 ) -> tuple[str, ...]:
-    """What rests on the word of the vault's operator, or on something outside the bundle, in sentences."""
+    """What rests on the word of the vault's operator, or on something outside the bundle, in sentences.
+
+    `premise` is that of a verdict that clears everybody.
+    """
     open_points = []
     if not given and not published:
         open_points.append(
@@ -144,4 +155,9 @@ def unproven(
         ]
     else:
         open_points.append("That nobody's answers match: to show it, everybody's answers would have to be opened.")
+    if premise is not None:
+        open_points.append(
+            f"That marked models were issued, and that a leaker's mark survives {premise.words}: a fainter one may go "
+            "unseen."
+        )
     return tuple(open_points)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from scipy.special import bdtr, logsumexp
 
 from tramark.errors import SettingError
+from tramark.evidence.premise import FAINT
 from tramark.evidence.statistics import LOOKS, Floats, log_e_values, match_rate, p_values, plurality
 
 Query = tuple[int, int]
@@ -28,11 +29,8 @@ Finding = Literal["client", "several", "nobody", "inconclusive"]
 COLLUDING = tuple((colluders, surviving) for colluders in (2, 3, 5) for surviving in (0.99, 0.8))
 """Kinds of collusion: how many colluders, and in what share of the questions a mark of theirs survives."""
 
-FAINT = 0.5
-"""The share of the questions in which the mark survives of the leaker whom "nobody" rules out."""
-
 POWER = 0.95
-"""How surely that leaker must have been seen."""
+"""How surely a leaker must have been seen for "nobody"."""
 
 # JSON has no infinity, and evidence beyond 1e300 convinces nobody more.
 _MOST_LOG_E = 300 * math.log(10)
@@ -179,6 +177,7 @@ def weigh(
     clients: int,
     classes: int,
     false_accusation: float,
+    surviving: float = FAINT,
     exhaustive: bool = False,
 ) -> list[Evidence]:
     """The looks at a suspect's answers that are needed, in order; the first is the one client by client.
@@ -196,6 +195,8 @@ def weigh(
         codewords.
     codewords : the n `clients`' answers to the `questions`, rows × questions. With fewer rows than n there is
         no company look.
+    surviving : the share of the questions in which a leaker's mark survives. When a leaker with such a mark would have
+        shown, no more is asked.
     exhaustive : ask everything, even when the result is clear.
     """
     single, plural = (
@@ -213,7 +214,7 @@ def weigh(
         for column, answer in enumerate(first):
             company.add(codewords[:, column], answer)
         looks.append(company)
-    clear = any(look.accused for look in looks) or single.power() >= POWER
+    clear = any(look.accused for look in looks) or single.power(surviving) >= POWER
     if len(first) < len(questions) or variants == 1 or (clear and not exhaustive):
         return looks
     looks.append(plural)
@@ -235,7 +236,7 @@ class Outcome:
     ----------
     accused : everybody whom a look accuses, in order.
     by_company : those of them whom the company look alone accuses.
-    power : if nobody is accused, how surely a leaker whose mark survives in half of the questions would show.
+    power : if nobody is accused, how surely a leaker would show whose mark survives in a given share of the questions.
     e_values : everybody's largest e-value; 1e300 at most.
     shown : the look whose matches and p-values are shown.
     """
@@ -252,8 +253,8 @@ class Outcome:
         return finding_of(len(self.accused), cleared=self.power is not None and self.power >= POWER)
 
 
-def conclude(looks: Sequence[Evidence]) -> Outcome:
-    """The result of all looks at a suspect's answers.
+def conclude(looks: Sequence[Evidence], surviving: float = FAINT) -> Outcome:
+    """The result of all looks at a suspect's answers, if a leaker's mark survives in this share of the questions.
 
     >>> look = Evidence(clients=2, classes=10, false_accusation=0.01)
     >>> for _ in range(4):
@@ -268,7 +269,7 @@ def conclude(looks: Sequence[Evidence]) -> Outcome:
     return Outcome(
         accused=accused,
         by_company=tuple(row for row in accused if row not in alone),
-        power=None if accused else max(look.power() for look in looks),
+        power=None if accused else max(look.power(surviving) for look in looks),
         e_values=np.exp(np.minimum(log_e, _MOST_LOG_E)),
         # The look that accuses most clients; among equals the one with most answers, and the last of those.
         shown=max(reversed(looks), key=lambda look: (len(look.accused), look.answered)),

@@ -21,7 +21,8 @@ from tramark.errors import BadProof
 from tramark.evidence import commitment as commitments
 from tramark.evidence.commitment import Commitment, canonical, natural
 from tramark.evidence.findings import Findings, made_by, proven, time_of, unproven
-from tramark.evidence.looks import Finding, Query, conclude, finding_of, weigh
+from tramark.evidence.looks import POWER, Finding, Query, conclude, finding_of, weigh
+from tramark.evidence.premise import ASSUMED, Premise
 from tramark.evidence.statistics import NO_ANSWER
 
 FORMAT = "tramark evidence 1"
@@ -95,6 +96,7 @@ class _Case(NamedTuple):
     known: Mapping[Query, int]
     finding: Finding
     accused: Sequence[str]
+    premise: Premise
     opened: Mapping[str, Mapping[int, int]]
     proven: tuple[str, ...]
     unproven: tuple[str, ...]
@@ -116,15 +118,16 @@ def _checked(plain: dict[str, Any], public_key: str | None, published: Sequence[
     order, variants, bound = _parameters(plain["parameters"], links)
     known = _transcript(plain, order, variants)
     _check_inputs(plain, links, variants)
-    finding, accused = _claim(plain["verdict"], len(known))
+    finding, accused, premise = _claim(plain["verdict"], len(known))
     opened = {proof["client"]: commitments.verify_answers(proof, links) for proof in plain["answers"]}
     if len(opened) < len(plain["answers"]) or (list(opened) != accused and not _everybody(opened, accused, links)):
         raise BadProof("the answers that are opened are not those of the accused, nor those of everybody")
     if any(answers.keys() != {question for question, _ in known} for answers in opened.values()):
         raise BadProof("the answers that are opened are not those to the questions that were asked")
     knows: dict[str, Any] = {"given": public_key is not None, "published": published}
-    said, unsaid = tuple(proven(plain, links, **knows)), unproven(plain, links, **knows)
-    return _Case(links, order, variants, bound, known, finding, accused, opened, said, unsaid)
+    said = tuple(proven(plain, links, **knows))
+    unsaid = unproven(plain, links, premise if finding == "nobody" else None, **knows)
+    return _Case(links, order, variants, bound, known, finding, accused, premise, opened, said, unsaid)
 
 
 def _weighed(plain: Mapping[str, Any], case: _Case) -> Findings:
@@ -142,7 +145,9 @@ def _weighed(plain: Mapping[str, Any], case: _Case) -> Findings:
         # When a trace stops depends on everybody's answers. All that was asked is weighed here: an accusation is final.
         exhaustive=True,
     )
-    outcome, clients = conclude(looks), list(case.opened)
+    outcome, clients = conclude(looks, case.premise.surviving), list(case.opened)
+    if case.finding == "nobody" and (outcome.power is None or outcome.power < POWER):
+        raise BadProof("the answers do not suffice to clear everybody, even if they match nobody's")
     reached = {clients[row] for row in outcome.accused}
     if innocent := [client for client in case.accused if client not in reached]:
         raise BadProof(f"the evidence does not suffice to accuse {' and '.join(map(repr, innocent))}")
@@ -179,6 +184,7 @@ def _weighed(plain: Mapping[str, Any], case: _Case) -> Findings:
             ),
         ),
         unproven=case.unproven,
+        premise=case.premise,
     )
 
 
@@ -249,18 +255,21 @@ def _check_inputs(plain: Mapping[str, Any], links: Sequence[Commitment], variant
         raise BadProof("the inputs that were asked are not those that were committed to")
 
 
-def _claim(plain: Mapping[str, Any], queries: int) -> tuple[Finding, list[str]]:
-    """The finding and the accused that the bundle claims."""
+def _claim(plain: Mapping[str, Any], queries: int) -> tuple[Finding, list[str], Premise]:
+    """The finding, the accused and the premise that the bundle claims. Bundles of early versions have no premise."""
     finding, clients = plain["verdict"], list(plain["clients"])
+    premise = Premise.from_dict(plain["premise"]) if "premise" in plain else ASSUMED
     if (
         finding not in {finding_of(len(clients), cleared=cleared) for cleared in (True, False)}
         or len(set(clients)) < len(clients)
         or not all(type(client) is str for client in clients)
         or natural(plain["queries"]) != queries
-        or len(plain) != 3
+        or len(plain) != 3 + ("premise" in plain)
+        or ("premise" in plain and clients)
+        or (finding == "nobody" and not premise.issued)
     ):
         raise BadProof("the verdict contradicts itself")
-    return finding, clients
+    return finding, clients, premise
 
 
 def _check_published(links: Sequence[Commitment], published: Sequence[Commitment], time: datetime) -> None:

@@ -108,6 +108,10 @@ class Aggregation:
         fleet, total = self.fleet, sum(self.taken.values())
         return fleet.layout.state(self._mean(fleet.base.clone()), self._mean_buffers()) if total else fleet.state()
 
+    def size(self) -> float:
+        """The Euclidean norm of the mean update. At least one update must have been added, and the round not ended."""
+        return float(torch.linalg.vector_norm(self._sum)) / sum(self.taken.values())
+
     def gives(self, base: State) -> bool:
         """Whether a base equals `mean()` up to rounding."""
         total, old = sum(self.taken.values()), self.fleet.base

@@ -118,6 +118,7 @@ def report_page(
         needed=None if bound is None else clients / bound,
         accused=verdict.clients,
         by_company=verdict.by_company,
+        premise=verdict.premise.words,
         findings=findings,
         evidence=_evidence(verdict, keyring),
         matches=_matches(verdict, keyring),

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from decimal import Decimal
 
+from tramark.evidence.looks import POWER
+from tramark.evidence.premise import FAINT
 from tramark.tracing.verdict import Verdict
 
 
@@ -24,13 +26,26 @@ def verdict_sentence(verdict: Verdict) -> tuple[str, str]:
         seen = (
             "No client’s question is answered as its mark would have it."
             if verdict.power is None
-            else f"Had a client leaked it, and its mark survived in half of the questions, that would have shown "
+            else f"Had a client leaked it, and its mark survived {verdict.premise.words}, that would have shown "
             f"with a probability of at least {floor_percent(verdict.power)}."
         )
         return "Nobody is accused: this model shows no client’s mark.", seen
-    return "It cannot be told who leaked this model.", (
-        f"{verdict.queries:,} {'query is' if verdict.queries == 1 else 'queries are'} not enough: nobody is "
-        "accused, and nobody is cleared."
+    return "It cannot be told who leaked this model.", _why_not(verdict)
+
+
+def _why_not(verdict: Verdict) -> str:
+    """Why a verdict is inconclusive."""
+    if not verdict.premise.issued:
+        return (
+            "No marked model has been issued from this vault yet: a model that a client leaked would show no mark. "
+            "Nobody is accused, and nobody is cleared."
+        )
+    asked = f"{verdict.queries:,} {'query is' if verdict.queries == 1 else 'queries are'} not enough"
+    if verdict.premise.surviving == FAINT or verdict.power is None:
+        return f"{asked}: nobody is accused, and nobody is cleared."
+    return (
+        f"Marks survive {verdict.premise.words}. With so little left of them, {asked}: a leaker would have shown "
+        f"with a probability of {floor_percent(verdict.power)}, and {floor_percent(POWER)} are needed to clear all."
     )
 
 

@@ -41,7 +41,12 @@ def make_bundle(
         "time": time or datetime.now(UTC).isoformat(timespec="seconds"),
         "suspect": suspect,
         "notes": notes,
-        "verdict": {"verdict": verdict.finding, "clients": verdict.clients, "queries": verdict.queries},
+        "verdict": {
+            "verdict": verdict.finding,
+            "clients": verdict.clients,
+            "queries": verdict.queries,
+            **({} if verdict.clients else {"premise": verdict.premise.to_dict()}),
+        },
         "parameters": {
             "rule": RULE,
             "false_accusation_bound": repr(verdict.false_accusation_bound),

@@ -7,12 +7,14 @@ rests on that (docs/evidence.md). `labels` has the rules without a bound.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from torch import nn
 
 from tramark.errors import SettingError, SuspectError
 from tramark.evidence.looks import conclude, weigh
+from tramark.evidence.premise import ASSUMED, Premise
 from tramark.keys.keyring import Keyring
 from tramark.suspects.base import Suspect
 from tramark.tracing.codebook import codebook_of
@@ -35,6 +37,7 @@ def trace(
     progress: Callable[[Step], None] | None = None,
     transcript: Sequence[Step] = (),
     references: Sequence[nn.Module | Suspect] = (),
+    premise: Premise = ASSUMED,
 ) -> Verdict:
     """Ask a suspect and say who leaked it.
 
@@ -42,15 +45,20 @@ def trace(
     >>> trace(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), ring).clients    # nothing to do with either
     ()
 
-    Parameters ---------- suspect : a module, which is fed what the keyring's source prepares, or anything that
-    answers raw questions. false_accusation : bound on the probability of accusing anybody innocent, over the whole
-    federation. budget : the most queries to spend, those of `transcript` included. rule : "paper" for the arg-max of
-    the clients' accuracies, which always accuses somebody and has no bound. exhaustive : ask every question in every
-    variant, to find accomplices whose share in the suspect is small. batch : how many questions to ask at a time. All
-    of them count as queries, also those asked beyond the verdict. progress : called with each new query. transcript :
-    an earlier trace's queries, which are not asked again. If the suspect fails, the `SuspectError` that ends
-        the trace has all queries so far as `error.transcript`.
+    Parameters
+    ----------
+    suspect : a module, which is fed what the keyring's source prepares, or anything that answers raw questions.
+    false_accusation : bound on the probability of accusing anybody innocent, over the whole federation.
+    budget : the most queries to spend, those of `transcript` included.
+    rule : "paper" for the arg-max of the clients' accuracies, which always accuses somebody and has no bound.
+    exhaustive : ask every question in every variant, to find accomplices whose share in the suspect is small.
+    batch : how many questions to ask at a time. All of them count as queries, also those asked beyond the verdict.
+    progress : called with each new query.
+    transcript : an earlier trace's queries, which are not asked again. If the suspect fails, the `SuspectError` that
+        ends the trace has all queries so far as `error.transcript`.
     references : for label answers, models of the same task known to be unmarked; 19 of them or more.
+    premise : what is known of the marks that were issued: `vault.premise()`. Without it, it is assumed that marks were
+        issued, and that a leaker's survives in half of the questions.
     """
     if budget is not None and budget < 1:
         raise SettingError(f"a budget of {budget} queries: at least one is needed")
@@ -63,16 +71,20 @@ def trace(
     interview = Interview(suspect, keyring, budget=budget, batch=batch, progress=progress, transcript=transcript)
     try:
         if rule == "paper":
-            return by_accuracy(interview)
-        if keyring.assignment == "label":
-            return by_rank(interview, references)
-        return _by_evidence(interview, false_accusation, exhaustive)
+            verdict = by_accuracy(interview)
+        elif keyring.assignment == "label":
+            verdict = by_rank(interview, references)
+        else:
+            verdict = _by_evidence(interview, false_accusation, exhaustive, premise.surviving)
     except SuspectError as error:
         error.transcript = interview.transcript
         raise
+    # A suspect without a mark clears nobody if no model ever had one.
+    blind = verdict.finding == "nobody" and not premise.issued
+    return replace(verdict, premise=premise, finding="inconclusive" if blind else verdict.finding)
 
 
-def _by_evidence(interview: Interview, false_accusation: float, exhaustive: bool) -> Verdict:
+def _by_evidence(interview: Interview, false_accusation: float, exhaustive: bool, surviving: float) -> Verdict:
     keyring = interview.keyring
     looks = weigh(
         interview.answers,
@@ -82,9 +94,10 @@ def _by_evidence(interview: Interview, false_accusation: float, exhaustive: bool
         clients=len(keyring.clients),
         classes=keyring.classes,
         false_accusation=false_accusation,
+        surviving=surviving,
         exhaustive=exhaustive,
     )
-    outcome, transcript = conclude(looks), interview.transcript
+    outcome, transcript = conclude(looks, surviving), interview.transcript
     e_values, p_values = (
         dict(zip(keyring.clients, values.tolist(), strict=True)) for values in (outcome.e_values, outcome.shown.p())
     )

@@ -1,9 +1,10 @@
 """The verdict: what a trace found, and the evidence for it."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tramark.evidence.looks import Finding
+from tramark.evidence.premise import ASSUMED, Premise
 from tramark.tracing.interview import Step
 
 
@@ -18,9 +19,10 @@ class Verdict:
     e_values : everybody's evidence; at n / bound a client is accused. For the accused, as it stood then.
     p_values : P(an innocent matches as often), as if the number of answers had been fixed beforehand.
     matches, answered : everybody's matches among the questions that got an answer.
-    power : if nobody is accused, how surely a leaker whose mark survives in half the questions would show.
+    power : if nobody is accused, how surely a leaker would show whose mark survives as the premise has it.
     transcript : every query, in the order of asking.
     by_company : clients accused by the company look alone. To show their guilt takes everybody's codewords.
+    premise : what was known, or assumed, of the marks that were issued.
     """
 
     finding: Finding
@@ -34,6 +36,7 @@ class Verdict:
     power: float | None
     transcript: tuple[Step, ...] = field(repr=False)
     by_company: tuple[str, ...] = ()
+    premise: Premise = ASSUMED
 
     def to_dict(self) -> dict[str, Any]:
         """The main results as plain values."""
@@ -44,4 +47,6 @@ class Verdict:
             "false_accusation_bound": self.false_accusation_bound,
             "e_values": self.e_values,
             "p_values": self.p_values,
+            "power": self.power,
+            "premise": asdict(self.premise),
         }

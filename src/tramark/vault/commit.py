@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from tramark.errors import SettingError
+from tramark.errors import Damaged, SettingError
 from tramark.evidence.commitment import (
     Commitment,
     answer_leaf,
@@ -163,6 +163,29 @@ def prove_questions(
             }
         )
     return {"commitment": commitment.number, "questions": opened}
+
+
+def open_answers(keyring: "Keyring", client: str, questions: Iterable[int], chain: Chain) -> dict[str, Any]:
+    """Open a client's answers to `questions` by the commitment with which it joined."""
+    keyring.key(client)
+    number = keyring.clients.index(client)
+    for commitment, leaves in chain:
+        if number < sum(commitment.clients):
+            return prove_answers(keyring, client, questions, commitment, leaves)
+    raise Damaged(f"client {client!r} is in the keyring, but in no commitment")
+
+
+def open_questions(keyring: "Keyring", wanted: Mapping[int, Iterable[int]], chain: Chain) -> list[dict[str, Any]]:
+    """Open variants of questions: a proof per commitment that has any of them."""
+    proofs, left = [], dict(wanted)
+    # The last commitment first: retouched questions are committed to again, and only the last of these holds.
+    for commitment, leaves in reversed(chain):
+        here = {question: left.pop(question) for question in list(left) if question in commitment.asked}
+        if here:
+            proofs.append(prove_questions(keyring, here, commitment, leaves))
+    if left:
+        raise SettingError(f"not all of these questions were committed to: {', '.join(map(str, left))}")
+    return proofs[::-1]
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,10 @@ from tramark.vault.head import GENESIS, LOG, Head
 Entry = dict[str, Any]
 
 
-def issued(round: int, client: str, model: str) -> Entry:
-    """The log entry of one issued model; `model` is its `state_digest`."""
-    return {"event": "issued", "round": round, "client": client, "model": model}
+def issued(round: int, client: str, model: str, *, marked: bool | None = None) -> Entry:
+    """The log entry of one issued model; `model` is its `state_digest`, `marked` says whether it has a mark."""
+    entry: Entry = {"event": "issued", "round": round, "client": client, "model": model}
+    return entry if marked is None else entry | {"marked": marked}
 
 
 def chained(entries: Iterable[Entry], head: Head, time: str) -> list[bytes]:

@@ -18,15 +18,17 @@ from typing import TYPE_CHECKING, Any, Self
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from tramark.errors import Damaged, NoKey, SettingError, VaultError
+from tramark.errors import NoKey, SettingError, VaultError
 from tramark.evidence import commitment as commitments
 from tramark.evidence.commitment import Commitment, canonical
+from tramark.evidence.premise import Premise
 from tramark.vault import commit
 from tramark.vault.audit import problems
 from tramark.vault.changes import changes
 from tramark.vault.files import sync_directory
 from tramark.vault.lock import find_key
 from tramark.vault.log import Entry, issued, read_entries
+from tramark.vault.reports import Report, premise_of, with_report
 from tramark.vault.storage import COMMITMENTS, KEYRING, NAME, SIGNING, Storage, now
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from tramark.fleet.layout import State
     from tramark.keys.keyring import Keyring
 
-SERVER = "server"
+SERVER, REPORTS = "server", "reports"
 
 
 class Vault:
@@ -183,11 +185,12 @@ class Vault:
             if blobs:
                 self.storage.commit([*committed, *noted], blobs, publish=bool(committed))
 
-    def save(self, keyring: "Keyring", state: Mapping[str, Any]) -> None:
-        """Keep a server's keyring and its `state_dict()`, all or nothing, to go on from after a crash."""
+    def save(self, keyring: "Keyring", state: Mapping[str, Any], report: Mapping[str, Any] | None = None) -> None:
+        """Keep a server's keyring, its `state_dict()` and its last round's report, all or nothing."""
         from tramark.vault.packing import pack
 
-        self.save_keyring(keyring, {SERVER: pack(state)})
+        reports = {} if report is None else {REPORTS: with_report(self.reports(), report)}
+        self.save_keyring(keyring, {SERVER: pack(state), **reports})
 
     def saved(self) -> dict[str, Any] | None:
         """The server's state as last saved; None before that."""
@@ -195,8 +198,18 @@ class Vault:
 
         return unpack(self.storage.get(SERVER)) if SERVER in self.names else None
 
-    def issue(self, round: int, models: "Mapping[str, State]", shared: Collection[str] = ()) -> None:
-        """Log which model goes to whom; call it before they are sent.
+    def reports(self) -> list[Report]:
+        """The reports of all rounds, oldest first, as plain values."""
+        return list(json.loads(self.storage.get(REPORTS))) if REPORTS in self.names else []
+
+    def premise(self) -> Premise:
+        """Whether marked models were issued, and in what share of the questions marks survive, for `trace`."""
+        return premise_of(self.reports(), self.log(), self.sealed_keyring["classes"])
+
+    def issue(
+        self, round: int, models: "Mapping[str, State]", shared: Collection[str] = (), *, marked: bool | None = None
+    ) -> None:
+        """Log which model goes to whom, and whether they have marks; call it before they are sent.
 
         `shared` are the names of tensors that are the same in all of these models: they are hashed once.
         """
@@ -204,7 +217,7 @@ class Vault:
         known: dict[str, str] = {}
         for client, state in models.items():
             known = known or {name: commit.tensor_digest(state[name]) for name in shared}
-            entries.append(issued(round, client, commit.state_digest(state, known=known)))
+            entries.append(issued(round, client, commit.state_digest(state, known=known), marked=marked))
         self.record(entries)
 
     def record(self, entries: Iterable[Entry], blobs: Mapping[str, bytes] | None = None) -> None:
@@ -248,25 +261,11 @@ class Vault:
 
     def prove_answers(self, client: str, questions: Iterable[int]) -> dict[str, Any]:
         """Open a client's answers to some questions of the pool, for `commitment.verify_answers`."""
-        keyring = self.keyring
-        keyring.key(client)
-        number = keyring.clients.index(client)
-        for commitment, leaves in self.storage.chain():
-            if number < sum(commitment.clients):
-                return commit.prove_answers(keyring, client, questions, commitment, leaves)
-        raise Damaged(f"client {client!r} is in the keyring, but in no commitment")
+        return commit.open_answers(self.keyring, client, questions, self.storage.chain())
 
     def prove_questions(self, wanted: Mapping[int, Iterable[int]]) -> list[dict[str, Any]]:
         """Open variants of questions for `commitment.verify_questions`: a proof per commitment."""
-        keyring, proofs, left = self.keyring, [], dict(wanted)
-        # The last commitment first: retouched questions are committed to again, and only the last of these holds.
-        for commitment, leaves in reversed(self.storage.chain()):
-            here = {question: left.pop(question) for question in list(left) if question in commitment.asked}
-            if here:
-                proofs.append(commit.prove_questions(keyring, here, commitment, leaves))
-        if left:
-            raise SettingError(f"not all of these questions were committed to: {', '.join(map(str, left))}")
-        return proofs[::-1]
+        return commit.open_questions(self.keyring, wanted, self.storage.chain())
 
     def sign(self, purpose: str, message: bytes) -> str:
         """Sign with the key that signed the commitments; `commitment.verify_signature` checks it."""

@@ -92,6 +92,16 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path: Path, me
     assert rounds == [1, 2, 3, 4, 5]
 
 
+def test_a_run_with_an_automatic_warm_up_keeps_it_when_it_goes_on_for_longer(tmp_path: Path) -> None:
+    run(Settings(**SMALL, rounds=2), tmp_path / "run")
+    warm = (tmp_path / "run" / "warmup.safetensors").read_bytes()
+    run(Settings(**SMALL, rounds=4), tmp_path / "run", resume=True)
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["warmup"] == 1
+    assert (tmp_path / "run" / "warmup.safetensors").read_bytes() == warm
+    with Vault.open(tmp_path / "run" / "vault", readonly=True) as vault:
+        assert [(report["round"], report["marked"]) for report in vault.reports()] == [(r, True) for r in range(1, 5)]
+
+
 def test_starting_from_anothers_warm_up_equals_warming_up(tmp_path: Path) -> None:
     settings = Settings(**SMALL, rounds=4, warmup=2)
     run(settings, tmp_path / "first")
@@ -197,6 +207,8 @@ def test_how_marks_are_written_can_be_told() -> None:
         (["--data", "nonesuch"], "no data set named 'nonesuch'"),
         (["--ratio", "1.5"], "must lie between 0 and 1"),
         (["--warmup", "9", "--rounds", "9"], "fewer of them"),
+        (["--warmup", "soon"], "a number of rounds, or auto"),
+        (["--rounds", "1"], "no model is marked"),
         (["--clients", "5000"], "5000 clients"),
         (["--preset", "paper", "--option", "near=0.2"], "the preset 'paper' does not take"),
         (["--device", "nonesuch"], "no device 'nonesuch'"),

@@ -7,12 +7,15 @@ from typing import Any
 
 from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.common.logger import log
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedProx, FedYogi, Strategy
 
 from tramark.errors import SettingError, UpdateError
 from tramark.fleet.aggregation import Aggregation
 from tramark.integrations.flower.records import Arrays, weight_of, with_arrays
 from tramark.server import TraMark
+
+LINEAR: tuple[type[Strategy], ...] = (FedAvg, FedProx, FedAvgM, FedAdam, FedAdagrad, FedYogi)
+"""Strategies that use nothing of the replies' arrays but their weighted mean."""
 
 
 class Exchange:
@@ -26,6 +29,8 @@ class Exchange:
         self._server, self._arrays, self._strategy, self._linear = server, arrays, strategy, linear
         # Flower sets a message's id, in its metadata, when it is really sent.
         self._sent: list[tuple[Any, str]] = []
+        self.refused: dict[str, str] = {}
+        """Whose updates could not be used, and why."""
 
     def send(
         self, messages: Sequence[Message], names: Mapping[int, str], arrays: ArrayRecord, base: ArrayRecord
@@ -65,6 +70,7 @@ class Exchange:
                 aggregation.add(client, returned, weight_of(client, reply, self._strategy))
             except UpdateError as error:
                 log(WARNING, "%s", error)
+                self.refused[client] = error.reason
                 continue
             plain = ArrayRecord()
             if not self._linear:

@@ -15,31 +15,29 @@ came back, that mean is kept instead of the replies, so that the server never ho
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from logging import INFO
+from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedProx, FedYogi, Result, Strategy
+from flwr.serverapp.strategy import Result, Strategy
 from torch import nn
 
 from tramark.errors import SettingError
 from tramark.fleet.logits import Pick
-from tramark.integrations.flower.exchange import Exchange
+from tramark.integrations.flower.exchange import LINEAR, Exchange
 from tramark.integrations.flower.grid import Gradually
 from tramark.integrations.flower.memory import RememberingServer, memory_of
 from tramark.integrations.flower.nodes import Nodes, identify_nodes
 from tramark.integrations.flower.records import Arrays, with_arrays
 from tramark.integrations.flower.vaults import open_or_make, outputs_of
 from tramark.keys.sources import Normalise, Source
+from tramark.marks.begin import Beginning, Warmup, begin_after
 from tramark.marks.injection import Injection
 from tramark.server import TraMark
 from tramark.vault.store import Vault
-
-# These use nothing of the replies' arrays but their weighted mean.
-_LINEAR: tuple[type[Strategy], ...] = (FedAvg, FedProx, FedAvgM, FedAdam, FedAdagrad, FedYogi)
 
 
 class TraMarkStrategy(Strategy):
@@ -52,7 +50,7 @@ class TraMarkStrategy(Strategy):
     vault : a `Vault`, or where to open one or make it. An existing one is gone on with.
     input_shape, normalise, source, classes, questions : what a new vault's keyring is made for; see
         `Keyring.generate`. Without `classes` it is the number of outputs of the model's last linear layer.
-    warmup_rounds, preset, injection, logits : as for `TraMark`.
+    warmup_rounds, preset, injection, logits : as for `TraMark`. The number of rounds is learnt from `start`.
     identify : tells the clients' names, {node id: name}, given the grid and the node ids; `identify_nodes`, unless
         told.
     """
@@ -68,7 +66,7 @@ class TraMarkStrategy(Strategy):
         source: Source | None = None,
         classes: int | None = None,
         questions: int | None = None,
-        warmup_rounds: int = 25,
+        warmup_rounds: Warmup = "auto",
         preset: str = "default",
         injection: Injection | None = None,
         logits: Pick | None = None,
@@ -102,7 +100,8 @@ class TraMarkStrategy(Strategy):
         """Log how the federation is set up, as a tree."""
         log(INFO, "\t├──> TraMark:")
         log(INFO, "\t│\t├── Vault: %s", self._place.path if isinstance(self._place, Vault) else self._place)
-        log(INFO, "\t│\t├── Warm-up: %s rounds", self._options["warmup_rounds"])
+        warmup, rounds = self._options["warmup_rounds"], self._options.get("rounds")
+        log(INFO, "\t│\t├── Warm-up rounds: %s", begin_after(warmup, rounds) if rounds else warmup)
         log(INFO, "\t│\t├── Marks: %s", self._options["injection"] or f"preset {self._options['preset']}")
         if self.server is not None:
             log(INFO, "\t│\t├── Clients: %s, going on after round %s", len(self.server.fleet.clients), self._done)
@@ -120,9 +119,12 @@ class TraMarkStrategy(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Train for `num_rounds` in all; rounds that are in the vault already count."""
+        """Train for `num_rounds` in all, those in the vault included; `SettingError` if none would be marked."""
         arrays = self.resume(initial_arrays)
         done = self._done
+        if num_rounds > done:
+            self._options["rounds"] = num_rounds
+            (self.server or Beginning(self._options["warmup_rounds"])).expect(num_rounds)
         if done:
             log(INFO, "the vault holds %s finished rounds: going on with round %s", done, done + 1)
 
@@ -143,6 +145,8 @@ class TraMarkStrategy(Strategy):
                 setattr(result, name, {number + done: metrics for number, metrics in rounds.items()})
         if num_rounds <= done:
             result.arrays = arrays
+        if self.server is None or not self.server.marked:
+            log(WARNING, "no round was marked: nothing that clients hold now can be traced to them")
         return result
 
     def configure_train(
@@ -181,7 +185,7 @@ class TraMarkStrategy(Strategy):
             # A mean of copies of the mean differs from it in the last bit, by which two runs would drift apart.
             if self._linear and aggregation.gives(base):
                 base = None
-        report = server.end(aggregation, base)
+        report = server.end(aggregation, base, refused=exchange.refused)
         log(INFO, "%s", report)
         if report.survived is not None:
             metrics = metrics or MetricRecord()
@@ -239,7 +243,7 @@ class TraMarkStrategy(Strategy):
 
     @property
     def _linear(self) -> bool:
-        return type(self.strategy) in _LINEAR
+        return type(self.strategy) in LINEAR
 
     def _personal(self, messages: Iterable[Message], arrays: ArrayRecord, grid: Grid) -> Iterable[Message]:
         """The messages, each with its own client's model."""

@@ -11,7 +11,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,6 +32,7 @@ from tramark.lab.simulation import partition
 from tramark.lab.simulation.checkpoint import save_warm_up, warm_start, write_model
 from tramark.lab.simulation.client import LocalTraining
 from tramark.lab.simulation.simulator import Simulation
+from tramark.marks.begin import Beginning, Warmup, begin_after
 from tramark.vault.files import replace_file
 from tramark.vault.lock import KeySource, default_key_file, make_key_file
 from tramark.vault.store import Vault
@@ -59,7 +60,7 @@ class Settings:
     model: str = "cnn"
     clients: int = 10
     rounds: int = 50
-    warmup: int = 25
+    warmup: Warmup = "auto"
     ratio: float = 0.01
     method: str = "tramark"
     preset: str = "default"
@@ -84,14 +85,17 @@ class Settings:
             raise SettingError(f"{self.clients} clients: there must be at least one")
         if self.rounds < 1:
             raise SettingError(f"{self.rounds} rounds: there must be at least one")
-        if self.method == "tramark" and not 0 <= self.warmup < self.rounds:
-            raise SettingError(
-                f"{self.warmup} warm-up rounds of {self.rounds}: there must be fewer of them, or no model is marked"
-            )
+        if self.method == "tramark":
+            Beginning(self.warmup, self.rounds)  # says so if no model would be marked
         if not 0 < self.ratio < 1:
             raise SettingError(f"the region's ratio k must lie between 0 and 1, not {self.ratio}")
         if not 0 < self.sample_fraction <= 1:
             raise SettingError(f"the fraction of clients sampled must lie in (0, 1], not {self.sample_fraction}")
+
+    @property
+    def begins_after(self) -> int:
+        """The round after which marks begin."""
+        return begin_after(self.warmup, self.rounds)
 
 
 def prepare(
@@ -145,7 +149,7 @@ def prepare(
         classes=classes,
         source=_triggers(settings, dataset, data_dir),
         secret=hashlib.sha256(f"tramark simulation {settings.seed}".encode()).digest(),
-        warmup=settings.warmup,
+        warmup=settings.begins_after,
         options={name: getattr(settings, name) for name in own} | settings.options,
         vault=vault,
         checkpoint=checkpoint,
@@ -186,7 +190,7 @@ def run(
     many processes train the clients. None takes as many as pay; a script that asks for it must start under
     `if __name__ == "__main__":`.
     """
-    metrics = _start(settings, out, resume)
+    settings, metrics = _start(settings, out, resume)
     with ExitStack() as stack:
         stack.enter_context(_removing_unused_vault(out))
         simulation = stack.enter_context(
@@ -216,7 +220,7 @@ def run(
             line = simulation.step(keep=_writer(out / "trained") if method.round + 1 == settings.rounds else None)
             metrics.append(line | {"seconds": round(time.perf_counter() - began, 3)})
             _write_lines(out / "metrics.jsonl", metrics)
-            if method.round == settings.warmup:
+            if method.round == settings.begins_after:
                 save_warm_up(out / "warmup.safetensors", method)
             if on_round:
                 on_round(metrics[-1])
@@ -284,8 +288,11 @@ def _removing_unused_vault(out: Path) -> Iterator[None]:
         raise
 
 
-def _start(settings: Settings, out: Path, resume: bool) -> list[dict[str, Any]]:
-    """Make or check the folder; returns the metrics of earlier rounds."""
+def _start(settings: Settings, out: Path, resume: bool) -> tuple[Settings, list[dict[str, Any]]]:
+    """Make or check the folder; returns the settings, with the warm-up as a number, and the metrics of earlier rounds.
+
+    A run that goes on keeps its warm-up, unless told, whatever the number of rounds is now.
+    """
     config = out / "config.json"
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -294,12 +301,14 @@ def _start(settings: Settings, out: Path, resume: bool) -> list[dict[str, Any]]:
                 raise SettingError(f"{out} holds a run already: use --resume to go on with it, or another folder")
             # A folder that cannot be written to shows now, and not after the data has been read.
             (out / "metrics.jsonl").touch()
-            return []
+            return replace(settings, warmup=settings.begins_after), []
     except OSError as error:
         raise SettingError(f"cannot write to {out}: {error.strerror}") from None
     if not config.exists():
         raise SettingError(f"no run to resume in {out}")
     before = json.loads(config.read_text())
+    if settings.warmup == "auto":
+        settings = replace(settings, warmup=before["warmup"])
     different = [k for k, v in asdict(settings).items() if before.get(k) != v and k != "rounds"]
     if different:
         raise SettingError(
@@ -307,7 +316,7 @@ def _start(settings: Settings, out: Path, resume: bool) -> list[dict[str, Any]]:
             + ", ".join(f"{k} {before.get(k)}, not {getattr(settings, k)}" for k in different)
         )
     lines = (out / "metrics.jsonl").read_text().splitlines() if (out / "metrics.jsonl").exists() else []
-    return [json.loads(line) for line in lines]
+    return settings, [json.loads(line) for line in lines]
 
 
 def _up_to(simulation: Simulation, metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
