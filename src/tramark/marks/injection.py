@@ -1,22 +1,81 @@
-"""What every way to make marks can do."""
+"""What every way to make marks can do, and the words between it and the server."""
 
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol, Self
 
-from torch import nn
+from torch import Tensor, nn
 
 from tramark.fleet.drift import Drift
 from tramark.fleet.fleet import Fleet
 from tramark.keys.keyring import Keyring
+from tramark.marks.survival import Survived
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the next marks are to be like; the server keeps it with its state.
+
+    Parameters
+    ----------
+    layers : where marks are written, in the order in which the model runs the layers; none for a region of places.
+    margin : by how many logits the answers are to lead.
+    limit : what the marks may cost at most.
+    held : the largest margin that is worth asking for, once a larger one has not helped; zero if not known.
+    """
+
+    layers: tuple[str, ...] = ()
+    margin: float = 0.0
+    limit: float = 0.0
+    held: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Self:
+        """The plan that `to_dict` wrote."""
+        return cls(**{**plain, "layers": tuple(plain["layers"])})
+
+
+@dataclass(frozen=True)
+class Made:
+    """What became of a plan.
+
+    Parameters
+    ----------
+    layers, questions : where the marks are, and to how many questions.
+    margin : by how many logits the answers lead, in the median.
+    reached : the share of the answers that the issued models give.
+    cost : how far issued models' answers move on the clients' data, estimated (`Draft.cost`).
+    unmarked : the clients whose models give too few of their answers to carry a mark.
+    """
+
+    layers: tuple[str, ...]
+    questions: int
+    margin: float
+    reached: float
+    cost: float
+    unmarked: tuple[str, ...] = ()
 
 
 class Injection(Protocol):
     """A way to make marks."""
 
     def layers(self, model: nn.Module) -> tuple[str, ...]:
-        """Names of the layers whose inputs' second moment is wanted, in the order in which the model runs them."""
+        """Names of the layers whose inputs' second moment is wanted: those that marks may be written into."""
 
-    def begin(self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift) -> Keyring:
-        """Choose region and questions at the end of warm-up; returns the keyring with the chosen questions."""
+    def begin(
+        self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift, updates: Sequence[Mapping[str, Tensor]]
+    ) -> tuple[Keyring, Plan]:
+        """Choose region and questions at the end of warm-up; returns the keyring with the chosen questions.
 
-    def inject(self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift) -> None:
+        `updates` are some clients' last updates, to see what training would do to marks.
+        """
+
+    def inject(self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift, plan: Plan) -> Made | None:
         """Make everyone's marks for the fleet's present base. `model` is scratch space."""
+
+    def steer(self, plan: Plan, made: Made, survived: Survived) -> Plan:
+        """The plan for the next marks, from what was made and what clients' training left of it."""

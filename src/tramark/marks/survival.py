@@ -23,6 +23,9 @@ CLIENTS = 3
 QUESTIONS = 8
 """Questions that each of them is asked."""
 
+LOW = 0.1
+"""The share of the answers that may lead by less than `Survived.low`."""
+
 
 @dataclass(frozen=True)
 class Survived:
@@ -33,15 +36,22 @@ class Survived:
     clients : survival by client, of those who were asked.
     margin : by how many logits right answers lead, in the median over the clients' medians; wrong answers count
         negative.
+    low : by how many logits all but a tenth of a client's answers lead at least, in the median over clients.
     """
 
     clients: dict[str, float]
     margin: float
+    low: float = 0.0
 
     @property
     def mean(self) -> float:
         """The mean survival."""
         return sum(self.clients.values()) / len(self.clients)
+
+    @property
+    def typical(self) -> float:
+        """The median survival: no single client moves it far."""
+        return median(self.clients.values())
 
     @property
     def least(self) -> float:
@@ -56,6 +66,7 @@ class Survival:
         self._model, self._keyring = model, keyring
         self._found: dict[str, float] = {}
         self._margins: list[float] = []
+        self._lows: list[float] = []
 
     def watch(self, client: str, returned: State) -> None:
         """Measure one returned model, unless enough have been measured."""
@@ -72,11 +83,14 @@ class Survival:
         leads = wanted - logits.scatter(1, answers[:, None], -torch.inf).amax(1)
         self._found[client] = float((leads > 0).float().mean())
         self._margins.append(float(leads.median()))
+        self._lows.append(float(leads.quantile(LOW)))
 
     @property
     def result(self) -> Survived | None:
         """What was measured; None if no model came back."""
-        return Survived(dict(self._found), median(self._margins)) if self._found else None
+        if not self._found:
+            return None
+        return Survived(dict(self._found), median(self._margins), median(self._lows))
 
 
 def unseen(keyring: Keyring, questions: Sequence[int], answers: Sequence[int]) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,54 @@
+"""Steer the marks by what was measured: as much margin as survives training, for no more than it may cost.
+
+After each round the server knows by how much the answers still lead in the returned models. What their worst tenth has
+lost is what the next marks need, and a little more. The margin goes up fast and down slowly; it is bounded a round, so
+that no client can drive it, and a rise that did not help is taken back. A mark that would cost too much gets less
+margin. While too little survives, it may cost more, up to a second limit.
+"""
+
+from dataclasses import replace
+
+from tramark.marks.injection import Made, Plan
+from tramark.marks.survival import Survived
+
+FREE = 0.01
+"""A cost (KL divergence of the answers on data) that accuracy does not feel."""
+
+DEAR = 0.03
+"""The largest cost, while too little survives."""
+
+RESERVE = 1.25
+"""The margin asked for, relative to what the worst tenth of the answers lost."""
+
+RISE, FALL = 2.0, 0.95
+"""The largest factors by which the margin changes in a round."""
+
+LEAST, MOST = 2.0, 100.0
+"""The margins between which the control stays, in logits."""
+
+ENOUGH = 0.95
+"""The survival at which there is no need for more."""
+
+
+def within(cost: float, limit: float) -> float:
+    """The factor by which a margin must shrink for its cost to come down to a limit; 1 if it is low enough.
+
+    >>> within(0.04, 0.01), within(0.001, 0.01)
+    (0.5, 1.0)
+    """
+    return min(1.0, (limit / max(cost, 1e-9)) ** 0.5)
+
+
+def steer(plan: Plan, made: Made, survived: Survived) -> Plan:
+    """The plan for the next marks, from what was made and what was left of it."""
+    lost = made.margin - survived.low
+    wanted = RESERVE * lost
+    margin = made.margin * min(RISE, max(FALL, wanted / made.margin)) if made.margin > 0 else plan.margin
+    enough = survived.typical >= ENOUGH
+    held = plan.held
+    if not enough and plan.held and made.margin >= plan.held:
+        # It was raised to no avail.
+        margin = min(margin, plan.held)
+    # A higher limit while too little survives, the lower one again when it does.
+    limit = max(FREE, 0.9 * plan.limit) if enough else min(DEAR, 1.5 * plan.limit)
+    return replace(plan, margin=min(MOST, max(LEAST, margin)), limit=limit, held=held)
