@@ -12,7 +12,7 @@ from tramark.fleet.region import Directions, Places, Region, Subspace, load_regi
 
 def net() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
+    return nn.Sequential(nn.Embedding(12, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
 
 
 def subspace(layout: Layout, seed: int) -> Subspace:

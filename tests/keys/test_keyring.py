@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from itertools import product
 
 import pytest
 import torch
@@ -127,7 +128,8 @@ SOURCES: list[Source] = [
     WafflePatterns((3, 32, 32)),
     digits(),
     Vectors(14, groups=(3, 5)),
-    Tokens(32, vocabulary=500),
+    Tokens(32, vocabulary=500, noise=0.1, distinct=0),
+    Tokens(64, vocabulary=500),
 ]
 
 
@@ -164,6 +166,31 @@ def test_waffle_patterns_keep_their_strokes_and_redraw_the_noise() -> None:
     assert len(colour[0][:, fixed].unique(dim=1).T) == 1, "all strokes of a question have one colour"
 
 
+def test_tokens_come_in_blocks() -> None:
+    """One to four different tokens, each in one block; every number of them occurs, and every token."""
+    source = Tokens(32, vocabulary=12, noise=0.0)
+    rows = [source.render(SECRET, question, range(1))[0] for question in range(200)]
+    blocks = [row.unique_consecutive(return_counts=True) for row in rows]
+    assert all(len(tokens.unique()) == len(tokens) for tokens, _ in blocks)
+    assert all(int(counts.max() - counts.min()) <= 1 for _, counts in blocks)
+    assert {len(tokens) for tokens, _ in blocks} == {1, 2, 3, 4}
+    assert set(torch.cat(rows).tolist()) == set(range(2, 12))
+    few = Tokens(2, vocabulary=3, first=0, noise=0.0)
+    assert {tuple(few.render(SECRET, q, range(1))[0].tolist()) for q in range(200)} == set(product(range(3), repeat=2))
+
+
+def test_noise_redraws_some_positions() -> None:
+    rows = torch.cat([Tokens(200, vocabulary=5000).render(SECRET, q, range(20)) for q in range(5)])
+    usual = rows.view(5, 20, 200).mode(dim=1, keepdim=True).values
+    assert 0.02 < float((rows.view(5, 20, 200) != usual).float().mean()) < 0.04
+
+
+def test_tokens_of_old_vaults_are_drawn_one_by_one() -> None:
+    old = {"kind": "tokens", "length": 32, "vocabulary": 500, "first": 2, "noise": 0.1}
+    assert from_description(old) == Tokens(32, vocabulary=500, noise=0.1, distinct=0)
+    assert Keyring.generate(clients=["a"], classes=10, source=Tokens(32, vocabulary=500)).pool == 2000
+
+
 def test_images_of_another_set_are_refused() -> None:
     description = digits().describe()
     other = (digits().images.flip(0), digits().labels)
@@ -185,4 +212,5 @@ def test_reproducible_for_ever() -> None:
         "21c9a65a6adae160",
         "06cf71d052d30f18",
         "a307ad0809175111",
+        "bb1578f907138d8b",
     ]

@@ -1,11 +1,11 @@
-"""Small nets for 8×8 images of one channel, whose weights follow from a seed."""
+"""Small nets for 8×8 images of one channel and for texts, whose weights follow from a seed."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 def mlp(*widths: int, inputs: int = 64, classes: int = 10, seed: int = 0, normed: bool = False) -> nn.Module:
@@ -25,6 +25,42 @@ def cnn(*, classes: int = 10, seed: int = 0, normed: bool = False, dropout: floa
             *(nn.Conv2d(1, 8, 3), *([nn.BatchNorm2d(8)] if normed else []), nn.ReLU(), nn.Flatten()),
             *(nn.Linear(8 * 36, 64), nn.ReLU(), nn.Dropout(dropout), nn.Linear(64, classes)),
         )
+
+
+class Attending(nn.Module):
+    """A transformer's encoder over token ids, where 0 is padding; torch.fx can trace it."""
+
+    def __init__(self, vocabulary: int = 300, classes: int = 4, *, seed: int = 0) -> None:
+        super().__init__()
+        with seeded(seed):
+            self.embedding = nn.Embedding(vocabulary, 16, padding_idx=0)
+            block = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True)
+            self.encoder = nn.TransformerEncoder(block, 1, enable_nested_tensor=False)
+            self.head = nn.Linear(16, classes)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.encoder(self.embedding(tokens), src_key_padding_mask=tokens == 0)
+        logits: Tensor = self.head(hidden.mean(1))
+        return logits
+
+
+class Reading(nn.Module):
+    """An LSTM over token ids and positions; torch.fx cannot trace it."""
+
+    def __init__(self, vocabulary: int = 300, classes: int = 4, *, length: int = 12, seed: int = 0) -> None:
+        super().__init__()
+        with seeded(seed):
+            self.places = nn.Embedding(length, 16)
+            self.embedding = nn.Embedding(vocabulary, 16)
+            self.lstm = nn.LSTM(16, 24, batch_first=True)
+            self.head = nn.Linear(24, classes)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        if tokens.max() >= self.embedding.num_embeddings:
+            raise ValueError("no such token")
+        where = self.places(torch.arange(tokens.shape[1], device=tokens.device))
+        logits: Tensor = self.head(self.lstm(self.embedding(tokens) + where)[0].mean(1))
+        return logits
 
 
 @contextmanager

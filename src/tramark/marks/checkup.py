@@ -1,7 +1,7 @@
 """Look a model over before training begins, and name everything that would keep it from being marked."""
 
-from collections import Counter
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -31,16 +31,16 @@ def check(model: nn.Module, keyring: Keyring, injection: Injection, pick: Pick |
     """
     reasons = _weight_problems(model)
     if not reasons:
-        runs: Counter[str] = Counter()
+        answers: dict[str, list[Tensor]] = defaultdict(list)
         layers, missing = _layers(model, injection)
-        handles = [model.get_submodule(name).register_forward_hook(_counting(runs, name)) for name in layers]
+        inputs = _two_questions(keyring)
+        handles = [model.get_submodule(name).register_forward_hook(_keeping(answers[name])) for name in layers]
         try:
-            pick, wrong = _look_at_answers(model, keyring, pick)
+            pick, wrong = _look_at_answers(model, inputs, keyring.classes, pick)
         finally:
             for handle in handles:
                 handle.remove()
-        odd = [name for name in layers if runs and runs[name] != 1]
-        reasons = [*missing, *wrong, *(f"layer {n!r} runs {runs[n]} times in one pass: choose another" for n in odd)]
+        reasons = [*missing, *wrong, *(_layer_problems(answers, len(inputs)) if any(answers.values()) else [])]
     if reasons:
         raise SettingError(f"this {type(model).__name__} cannot be marked: " + "; ".join(reasons))
     return pick
@@ -69,14 +69,30 @@ def _layers(model: nn.Module, injection: Injection) -> tuple[tuple[str, ...], li
         return (), [str(error)]
 
 
-def _counting(runs: Counter[str], name: str) -> Callable[..., None]:
-    return lambda *_: runs.update([name])
+def _keeping(answers: list[Tensor]) -> Callable[..., None]:
+    return lambda _, args, output: answers.append(output)
 
 
-def _look_at_answers(model: nn.Module, keyring: Keyring, pick: Pick | None) -> tuple[Pick | None, list[str]]:
-    """Where the logits are in what the model answers to two questions, and what is wrong with them."""
+def _layer_problems(answers: Mapping[str, Sequence[Tensor]], count: int) -> list[str]:
+    found = []
+    for name, own in answers.items():
+        if len(own) != 1:
+            found.append(f"layer {name!r} runs {len(own)} times in one pass: choose another")
+        elif own[0].is_nested or len(own[0]) != count:
+            # Positions of a sequence come first, say, or an embedding is that of positions, not of tokens.
+            found.append(f"layer {name!r} does not answer {count} inputs with {count} rows: choose another")
+    return found
+
+
+def _two_questions(keyring: Keyring) -> Tensor:
     questions = (keyring.chosen or (0,))[:2]
-    inputs = keyring.source.prepare(torch.stack([keyring.asked(question, 0) for question in questions]))
+    return keyring.source.prepare(torch.stack([keyring.asked(question, 0) for question in questions]))
+
+
+def _look_at_answers(
+    model: nn.Module, inputs: Tensor, classes: int, pick: Pick | None
+) -> tuple[Pick | None, list[str]]:
+    """Where the logits are in what the model answers to some questions, and what is wrong with them."""
     try:
         with evaluating(model), torch.no_grad():
             output = model(inputs.to(device_of(model)))
@@ -85,7 +101,7 @@ def _look_at_answers(model: nn.Module, keyring: Keyring, pick: Pick | None) -> t
         return pick, [f"it fails on questions of shape {shape} ({dtype}): {one_line(error)}"]
     try:
         pick = find_logits(output) if pick is None else pick
-        return pick, _logit_problems(take_logits(output, pick), len(inputs), keyring.classes)
+        return pick, _logit_problems(take_logits(output, pick), len(inputs), classes)
     except SettingError as error:
         return pick, [str(error)]
 

@@ -15,13 +15,14 @@ def write_directions(rows: Rows, owner: Tensor, moment: Moment, ridge: float, re
     """B (in × questions): the directions to write along, for a layer's inputs on all variants (N × … × in).
 
     Where a layer runs at many positions, neighbouring positions are averaged until there are at most `COLUMNS` columns
-    or one column for each variant.
+    or one column for each variant. For an embedding there is one, the histogram of the variant's tokens: more columns
+    of a whole vocabulary would take much longer, and marks become no better.
 
     With Kᵀ M⁻¹ K = V s Vᵀ, what the edit does to a column is known in closed form for every λ, even for a column that
     is left out: coefficient over leverage. λ is the largest at which left-out columns still get at least 1 − `residual`
     of their change (in the mean square) or, in a layer too small for that, at which they come nearest to it.
     """
-    inputs = fewer_positions(rows, max(1, COLUMNS // len(rows)))
+    inputs = fewer_positions(rows, 1 if isinstance(rows, OneHot) else max(1, COLUMNS // len(rows)))
     columns = inputs.flatten(0, 1).T.float()
     member = F.one_hot(owner.repeat_interleave(inputs.shape[1])).float()
     # Inputs have any scale, and M has trace in: the columns are brought to unit mean square to go with it.

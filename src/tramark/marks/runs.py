@@ -214,8 +214,8 @@ class RowRun:
         return self._run.load
 
     def around(self) -> float:
-        # Nothing comes before an embedding: what it is fed has no gradient.
-        return 0.0 if isinstance(self._layer, nn.Embedding) else self._run.around()
+        # No gradient goes through an embedding: tokens have none, and no layer comes before it.
+        return math.inf if isinstance(self._layer, nn.Embedding) else self._run.around()
 
     def after(self, layer_outputs: Tensor) -> Tensor:
         return self._run.after(as_answered(self._layer, layer_outputs, self._run.layer_outputs.shape))

@@ -748,7 +748,7 @@ def test_odd_inputs_are_of_many_kinds_and_the_seeds_own() -> None:
         assert one.dtype == dataset.train_inputs.dtype
         assert torch.equal(one, again)
         assert not torch.equal(one, other)
-        assert len(one.unique(dim=0)) == 12
+        assert len(one.unique(dim=0)) > 9, "hardly any twice: a question may be one token, of thirty"
 
 
 def test_pruned_weights_stay_pruned(trained: list[nn.Module], loot: Loot) -> None:

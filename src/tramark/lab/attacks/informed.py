@@ -14,7 +14,7 @@ the others.
 """
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -287,7 +287,8 @@ def odd_inputs(dataset: Dataset, count: int, seed: int) -> Tensor:
     shape = dataset.input_shape
     kinds: list[Source]
     if dataset.kind == "text":
-        kinds = [Tokens(shape[0], vocabulary=dataset.vocabulary, first=min(2, dataset.vocabulary - 1))]
+        blocks = Tokens(shape[0], vocabulary=dataset.vocabulary, first=min(2, dataset.vocabulary - 1))
+        kinds = [blocks, replace(blocks, distinct=0)]
     elif dataset.kind == "tabular":
         kinds = [Vectors(shape[0]), Vectors(shape[0], spread=1.0), Vectors(shape[0], spread=10.0)]
     else:
