@@ -7,7 +7,7 @@ aggregates, makes the marks of all clients, whether they took part or not, and d
 import copy
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -18,7 +18,8 @@ from tramark.fleet.drift import Drift
 from tramark.fleet.fleet import Fleet, Outgoing
 from tramark.fleet.layout import State
 from tramark.fleet.logits import Pick, return_logits
-from tramark.fleet.scratch import device_of, scratch_copy
+from tramark.fleet.scratch import device_of, load_state, scratch_copy
+from tramark.fleet.travels import Travels, freeze_rest, travelling
 from tramark.keys.keyring import Keyring
 from tramark.marks.checkup import check
 from tramark.marks.injection import Injection
@@ -87,6 +88,10 @@ class TraMark:
         from it.
     logits : where the logits are in what the model returns (a key, an attribute, a position or a function), if it
         returns more than a tensor and they are not found by themselves.
+    travels : which tensors of the state dict are sent and come back, if not all of them do: "trainable" (parameters
+        with `requires_grad`, and the buffers of their modules), their names, or a function of a name. The rest is
+        constant: clients need not return it, and must not change it. Without this, the whole model is sent; if all
+        clients return the trainable part alone in the first round, the rest is constant from then on.
     """
 
     def __init__(
@@ -99,6 +104,7 @@ class TraMark:
         injection: Injection | None = None,
         vault: "Vault | None" = None,
         logits: Pick | None = None,
+        travels: Travels | None = None,
     ) -> None:
         if vault is not None:
             given = keyring and (keyring.fingerprint, keyring.clients, keyring.departed)
@@ -120,10 +126,12 @@ class TraMark:
         self._survival: Survival | None = None
         self._class = type(model)
         self.model = scratch_copy(model)
+        names = None if travels is None else travelling(model, travels)
+        freeze_rest(self.model, names)
         pick = check(self.model, keyring, self.injection, logits)
         if pick is not None:
             return_logits(self.model, pick)
-        self.fleet = Fleet(model, keyring.active)
+        self.fleet = Fleet(model, keyring.active, names)
         layers = tuple(f"{name}.weight" for name in self.injection.layers(self.model))
         self.drift = Drift(self.fleet.layout, layers, device=device_of(self.model))
         if warmup_rounds == 0:
@@ -154,11 +162,11 @@ class TraMark:
         `incoming` may be a generator of (client, state dict) pairs: each is folded in and let go. `samples` are the
         clients' numbers of samples (all alike, unless told). An update that cannot be used is refused and named in
         the report; with `strict` it raises `UpdateError`, and the round can be collected again, for nothing has
-        changed.
+        changed. If no update can be used, there is a warning that says why.
         """
         aggregation = self.begin()
-        refused = fold(aggregation, incoming, samples, strict=strict)
-        return replace(self.end(aggregation), refused=refused)
+        fold(aggregation, incoming, samples, strict=strict)
+        return self.end(aggregation)
 
     def begin(self) -> Aggregation:
         """Begin a round by hand: `add` updates to what this returns, then `end` the round. `collect` does both.
@@ -167,14 +175,23 @@ class TraMark:
         """
         self.drift.forget()
         self._survival = Survival(self.model, self.keyring) if self.marked else None
-        return self.fleet.begin(self.drift, self._survival.watch if self._survival else None)
+        return self.fleet.begin(self.drift, self._survival.watch if self._survival else None, first=self.round == 0)
 
     def end(self, aggregation: Aggregation, base: State | None = None) -> RoundReport:
         """End a round: aggregate, then make everyone's marks anew.
 
         The new base is the mean of the updates, or `base`, if another aggregation rule made one from them.
         """
+        if problem := aggregation.check():
+            warnings.warn(f"round {self.round + 1}: no update could be used: {problem}", stacklevel=3)
         aggregation.finish(base)
+        if aggregation.narrowed:
+            warnings.warn(
+                f"clients return the trainable part of the model alone ({len(self.fleet.layout.order)} of "
+                f"{len(self.fleet.names)} tensors): the rest is constant from now on. travels='trainable' says so from "
+                "the start, and sends no more than that",
+                stacklevel=3,
+            )
         self.drift.settle()
         self.round += 1
         if self.round >= self.warmup_rounds:
@@ -188,7 +205,7 @@ class TraMark:
                 "(ClosedForm(margin=…)) or another layer may help",
                 stacklevel=3,
             )
-        return RoundReport(self.round, tuple(aggregation.taken), marked=self.marked, survived=survived)
+        return RoundReport(self.round, tuple(aggregation.taken), aggregation.refused, self.marked, survived)
 
     def resume(self) -> bool:
         """Go on from what the vault has; False if it has nothing yet."""
@@ -217,7 +234,7 @@ class TraMark:
 
     def rebase(self, base: State) -> None:
         """Replace the base between two rounds, and make the marks for it."""
-        if problem := self.fleet.layout.problem(base):
+        if problem := self.fleet.problem(base):
             raise SettingError(f"this is not a base for this federation: {problem}")
         self.fleet.rebase(base)
         if self.marked:
@@ -226,11 +243,11 @@ class TraMark:
 
     def client_model(self, client: str) -> nn.Module:
         """A client's personalised model, ready to use."""
-        return self._with(self.fleet.state(client))
+        return self._with(self.fleet.whole(client))
 
     def base_model(self) -> nn.Module:
         """The unmarked average model."""
-        return self._with(self.fleet.state())
+        return self._with(self.fleet.whole())
 
     def state_dict(self) -> dict[str, Any]:
         """All that is needed to go on later but the keyring, which its owner keeps: the vault, or else the user."""
@@ -286,9 +303,5 @@ class TraMark:
     def _with(self, state: State) -> nn.Module:
         model = copy.deepcopy(self.model)
         model.__class__ = self._class
-        # The scratch model is float32, whatever the model is that is trained.
-        for name, tensor in {**dict(model.named_parameters()), **dict(model.named_buffers())}.items():
-            if name in state:
-                tensor.data = tensor.data.to(state[name].dtype)
-        model.load_state_dict(dict(state))
+        load_state(model, state)
         return model.eval()
