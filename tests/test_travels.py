@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -121,15 +122,17 @@ def test_a_layer_that_does_not_travel_is_not_marked() -> None:
 
 
 def test_a_frozen_part_of_another_precision_is_given_back_as_it_was() -> None:
-    def net() -> nn.Module:
-        model = headed().double()
-        model.get_submodule("head").float()
-        return model
+    class Mixed(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            for module in self:
+                x = module(x.to(next(module.parameters()).dtype))
+            return x
 
-    federation = TraMark(headed(), keyring(), warmup_rounds=0, travels="trainable")
-    assert federation.client_model("a").state_dict()["backbone.0.weight"].dtype == torch.float32
-    fleet = type(federation.fleet)(net(), CLIENTS, travelling(net(), "trainable"))
-    assert torch.equal(fleet.whole("a")["backbone.0.weight"], net().state_dict()["backbone.0.weight"])
+    model = Mixed(OrderedDict(headed().named_children()))
+    model.get_submodule("backbone").double()
+    model.get_parameter("backbone.0.weight").data += 1e-12
+    ours = TraMark(model, keyring(), warmup_rounds=0, travels="trainable").client_model("a").state_dict()
+    assert all(torch.equal(ours[name], tensor) for name, tensor in rest(model).items())
 
 
 @pytest.mark.parametrize(
@@ -171,7 +174,7 @@ def test_what_does_not_travel_may_come_back_only_as_it_was() -> None:
 def test_clients_may_show_by_themselves_that_the_trainable_part_travels() -> None:
     stated, shown = server(), server(travels=None)
     play(stated, headed, 1)
-    with pytest.warns(UserWarning, match=r"trainable part of the model alone \(9 of 16 tensors\)"):
+    with pytest.warns(UserWarning, match="trainable part of the model alone"):
         play(shown, headed, 1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -195,7 +198,7 @@ def test_one_client_alone_shows_nothing() -> None:
     assert torch.equal(federation.fleet.buffers["backbone.1.running_mean"], torch.full((8,), 2.0))
     mean = torch.stack([models[c].state_dict()["head.0.weight"] for c in CLIENTS]).double().mean(0).float()
     torch.testing.assert_close(federation.fleet.whole()["head.0.weight"], mean, atol=1e-6, rtol=1e-6)
-    with pytest.warns(UserWarning, match="round 2: no update could be used: the updates lack the same 7 of 16"):
+    with pytest.warns(UserWarning, match="round 2: no update could be used: they all lack the same 7 of 16"):
         assert federation.collect({"a": part(models["a"])}).used == ()
 
 
@@ -217,7 +220,7 @@ def test_a_round_whose_every_update_is_refused_is_loud() -> None:
 
 
 @pytest.mark.parametrize("travels", ["trainable", None])
-@pytest.mark.filterwarnings("ignore:clients return the trainable part")
+@pytest.mark.filterwarnings("ignore:.*trainable part of the model alone")
 def test_a_server_goes_on_from_its_vault(travels: Travels | None, tmp_path: Path) -> None:
     whole = server(travels=travels)
     play(whole, headed, 3)
@@ -236,8 +239,7 @@ def test_a_server_goes_on_from_its_vault(travels: Travels | None, tmp_path: Path
         with pytest.raises(CheckpointError, match="not what it was"):
             server(lambda: headed(seed=1), travels=travels, vault=vault).resume()
         with pytest.raises(CheckpointError, match="another part of the model travels"):
-            names = [*HEAD, "backbone.1.running_mean"]
-            server(travels=names, vault=vault).resume()
+            server(travels=[*HEAD, "backbone.1.running_mean"], vault=vault).resume()
 
 
 def test_the_model_that_was_given_is_left_as_it_is() -> None:

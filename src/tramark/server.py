@@ -182,16 +182,8 @@ class TraMark:
 
         The new base is the mean of the updates, or `base`, if another aggregation rule made one from them.
         """
-        if problem := aggregation.check():
-            warnings.warn(f"round {self.round + 1}: no update could be used: {problem}", stacklevel=3)
-        aggregation.finish(base)
-        if aggregation.narrowed:
-            warnings.warn(
-                f"clients return the trainable part of the model alone ({len(self.fleet.layout.order)} of "
-                f"{len(self.fleet.names)} tensors): the rest is constant from now on. travels='trainable' says so from "
-                "the start, and sends no more than that",
-                stacklevel=3,
-            )
+        if remark := aggregation.finish(base):
+            warnings.warn(f"round {self.round + 1}: {remark}", stacklevel=3)
         self.drift.settle()
         self.round += 1
         if self.round >= self.warmup_rounds:

@@ -21,6 +21,12 @@ PIECE = 2**18
 """Numbers folded in at a time: as many as fit into a processor's cache."""
 
 
+NARROWED = (
+    "clients return the trainable part of the model alone: the rest is constant from now on. travels='trainable' says "
+    "so from the start, and sends no more than that"
+)
+
+
 Incoming = Mapping[str, State] | Iterable[tuple[str, State]]
 """What clients returned: a mapping, or a stream of (client, state dict) pairs."""
 
@@ -52,7 +58,7 @@ class Aggregation:
     watch: Callable[[str, State], None] | None = None
     """Called with each client and the model that it returned, once that is accepted."""
     first: bool = False
-    """Whether updates may lack all that is outside the trainable part. If all of them do, that is constant afterwards."""
+    """Whether updates may lack all that is outside the trainable part. If all of them do, that becomes constant."""
     taken: dict[str, float] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     """Whose updates were refused, and why."""
@@ -113,33 +119,6 @@ class Aggregation:
         self._lacking.add(tuple(lacking))
         raise UpdateError(client, reason)
 
-    def check(self) -> str | None:
-        """Why no update could be used, if some came and all were refused; else None.
-
-        In the first round this raises `SettingError` if all of them lack the same tensors: the server was not told
-        which part of the model travels.
-        """
-        if self.taken or not self.refused:
-            return None
-        lacking = next(iter(self._lacking)) if len(self._lacking) == 1 else ()
-        if not lacking:
-            return "; ".join(sorted(set(self.refused.values())))
-        total, sent = len(self.fleet.layout.order), [n for n in self.fleet.layout.order if n not in lacking]
-        problem = (
-            f"the updates lack the same {len(lacking)} of {total} tensors ({some_names(lacking)}). If only the others "
-            f"({some_names(sent)}) travel between server and clients, say so by travels=… with their names, or freeze "
-            "the rest (requires_grad=False) and say travels='trainable'"
-        )
-        if self.first:
-            raise SettingError(f"no update of the first round can be used: {problem}")
-        return problem
-
-    @property
-    def narrowed(self) -> bool:
-        """Whether the updates show that the trainable part alone comes back."""
-        optional = self.fleet.optional
-        return self.first and bool(self.taken and optional) and not any(map(self._weights.__getitem__, optional))
-
     def mean(self) -> dict[str, Tensor]:
         """The base after this round, as a state dict: the old one plus the mean update."""
         fleet = self.fleet
@@ -158,26 +137,28 @@ class Aggregation:
         own = self._mean_buffers()
         return all(torch.allclose(base[n].double(), t.double(), rtol=1e-6, atol=1e-12) for n, t in own.items())
 
-    def finish(self, base: State | None = None) -> None:
-        """End the round: the mean becomes the new base, or `base` does, if it is given.
+    def finish(self, base: State | None = None) -> str | None:
+        """End the round: the mean becomes the new base, or `base` does, if it is given. Returns what to warn of.
 
-        Without any update the fleet stays as it is. If the first round's updates bring the trainable part alone, the
-        rest is constant from then on.
+        Without any update the fleet stays as it is; if the first round's updates all lack the same tensors, this raises
+        `SettingError`. If they bring the trainable part alone, the rest is constant from then on.
         """
         if not self.taken:
-            return
+            return self._problem_of_all()
         fleet = self.fleet
         if base is None:
             fleet.buffers = self._mean_buffers()
             self._mean(fleet.base)
         else:
             fleet.rebase(base)
-        if self.narrowed:
+        narrowed = self.first and fleet.optional and not any(self._weights.get(name) for name in fleet.optional)
+        if narrowed:
             fleet.narrow()
         for row, mark in self._marks.items():
             fleet.marks[row] = mark
         # The rest of the round does not need these, and they are the largest things that it has.
         self._sum, self._room = self._sum.new_empty(0), {}
+        return NARROWED if narrowed else None
 
     def _mean(self, base: Tensor) -> Tensor:
         """Add the mean update to a base, in place and in pieces: a whole quotient would take two models' memory."""
@@ -206,6 +187,24 @@ class Aggregation:
         if self.first and state.keys() == set(self.fleet.layout.order) - self.fleet.optional:
             return self.fleet.layout.without(self.fleet.optional).problem(state)
         return self.fleet.problem(state)
+
+    def _problem_of_all(self) -> str | None:
+        """Why no update could be used, if some came and all were refused; else None."""
+        if self.taken or not self.refused:
+            return None
+        lacking = next(iter(self._lacking)) if len(self._lacking) == 1 else ()
+        if not lacking:
+            return "no update could be used: " + "; ".join(sorted(set(self.refused.values())))
+        order = self.fleet.layout.order
+        problem = (
+            f"no update could be used: they all lack the same {len(lacking)} of {len(order)} tensors "
+            f"({some_names(lacking)}). If only the others ({some_names([n for n in order if n not in lacking])}) travel "
+            "between server and clients, say so by travels=… with their names, or freeze the rest (requires_grad=False) "
+            "and say travels='trainable'"
+        )
+        if self.first:
+            raise SettingError(problem)
+        return problem
 
 
 def fold(aggregation: Aggregation, incoming: Incoming, samples: Samples, *, strict: bool) -> dict[str, str]:

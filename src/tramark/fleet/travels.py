@@ -49,8 +49,8 @@ def travelling(model: nn.Module, travels: Travels | None) -> frozenset[str]:
 
 
 def frozen_part(model: nn.Module) -> frozenset[str]:
-    """The names of the tensors outside the trainable part; none if no parameter is frozen."""
-    if all(parameter.requires_grad for parameter in model.parameters()):
+    """The names of the tensors outside the trainable part; none if all parameters are trained, or all are frozen."""
+    if len({parameter.requires_grad for parameter in model.parameters()}) < 2:
         return frozenset()
     return travelling(model, None) - travelling(model, "trainable")
 

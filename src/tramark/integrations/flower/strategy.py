@@ -27,6 +27,7 @@ from torch import nn
 
 from tramark.errors import SettingError
 from tramark.fleet.logits import Pick
+from tramark.fleet.travels import Travels, travelling
 from tramark.integrations.flower.exchange import Exchange
 from tramark.integrations.flower.grid import Gradually
 from tramark.integrations.flower.memory import RememberingServer, memory_of
@@ -52,7 +53,8 @@ class TraMarkStrategy(Strategy):
     vault : a `Vault`, or where to open one or make it. An existing one is gone on with.
     input_shape, normalise, source, classes, questions : what a new vault's keyring is made for; see
         `Keyring.generate`. Without `classes` it is the number of outputs of the model's last linear layer.
-    warmup_rounds, preset, injection, logits : as for `TraMark`.
+    warmup_rounds, preset, injection, logits, travels : as for `TraMark`. Initial arrays under some of the model's names
+        say by themselves what travels.
     identify : tells the clients' names, {node id: name}, given the grid and the node ids; `identify_nodes`, unless
         told.
     """
@@ -72,6 +74,7 @@ class TraMarkStrategy(Strategy):
         preset: str = "default",
         injection: Injection | None = None,
         logits: Pick | None = None,
+        travels: Travels | None = None,
         identify: "Callable[[Grid, Sequence[int]], Mapping[int, str]] | None" = None,
     ) -> None:
         self.strategy = strategy
@@ -91,6 +94,7 @@ class TraMarkStrategy(Strategy):
             "injection": injection,
             "logits": logits,
         }
+        self._travels = None if travels is None else travelling(model, travels)
         self._nodes = Nodes(identify or identify_nodes)
         self._at_first = memory_of(strategy)
         self._arrays: Arrays | None = None
@@ -175,7 +179,8 @@ class TraMarkStrategy(Strategy):
         inner = [usable[client] for client in server.fleet.clients if client in usable]
         arrays, metrics = self.strategy.aggregate_train(server_round + self._done, [*inner, *failed])
         if arrays is None:
-            aggregation, base = server.begin(), None
+            # What the inner strategy did not aggregate is dropped; if nothing could be used, the server says why.
+            aggregation, base = server.begin() if aggregation.taken else aggregation, None
         else:
             base = self._known.state(arrays)
             # A mean of copies of the mean differs from it in the last bit, by which two runs would drift apart.
@@ -283,9 +288,10 @@ class TraMarkStrategy(Strategy):
             self._record = arrays
 
     def _begin(self, arrays: ArrayRecord) -> None:
-        self._arrays = Arrays(self._model, arrays)
-        self._model.load_state_dict(self._arrays.state(arrays))
-        self.server = RememberingServer(self.strategy, self._at_first, self._model, vault=self.vault, **self._options)
+        known = self._arrays = Arrays(self._model, arrays, self._travels)
+        self._model.load_state_dict({**self._model.state_dict(), **known.state(arrays)})
+        options = self._options | {"vault": self.vault, "travels": known.travels}
+        self.server = RememberingServer(self.strategy, self._at_first, self._model, **options)
         self._record = arrays
         self._nodes.begin(self.vault)
 
