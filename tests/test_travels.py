@@ -151,7 +151,7 @@ def test_what_cannot_travel_is_refused(travels: Travels, message: str) -> None:
 
 def test_one_tensor_with_two_names_travels_whole() -> None:
     model = mlp(64, 64)
-    model[3].weight = model[1].weight  # type: ignore[index, union-attr]
+    model[3].weight = model[1].weight  # type: ignore[index]
     with pytest.raises(SettingError, match=r"1.weight and 3.weight are one tensor"):
         travelling(model, ["1.weight"])
     assert travelling(model, ["1.weight", "3.weight"]) == {"1.weight", "3.weight"}

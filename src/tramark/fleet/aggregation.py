@@ -146,14 +146,14 @@ class Aggregation:
         if not self.taken:
             return self._problem_of_all()
         fleet = self.fleet
+        narrowed = self.first and fleet.optional and not any(self._weights.get(name) for name in fleet.optional)
+        if narrowed:
+            fleet.narrow()
         if base is None:
             fleet.buffers = self._mean_buffers()
             self._mean(fleet.base)
         else:
             fleet.rebase(base)
-        narrowed = self.first and fleet.optional and not any(self._weights.get(name) for name in fleet.optional)
-        if narrowed:
-            fleet.narrow()
         for row, mark in self._marks.items():
             fleet.marks[row] = mark
         # The rest of the round does not need these, and they are the largest things that it has.
@@ -195,12 +195,11 @@ class Aggregation:
         lacking = next(iter(self._lacking)) if len(self._lacking) == 1 else ()
         if not lacking:
             return "no update could be used: " + "; ".join(sorted(set(self.refused.values())))
-        order = self.fleet.layout.order
+        brought = [name for name in self.fleet.layout.order if name not in lacking]
         problem = (
-            f"no update could be used: they all lack the same {len(lacking)} of {len(order)} tensors "
-            f"({some_names(lacking)}). If only the others ({some_names([n for n in order if n not in lacking])}) travel "
-            "between server and clients, say so by travels=… with their names, or freeze the rest (requires_grad=False) "
-            "and say travels='trainable'"
+            f"no update could be used: they all lack the same {len(lacking)} of {len(lacking) + len(brought)} tensors "
+            f"({some_names(lacking)}). If only the others ({some_names(brought)}) travel to clients and back, say "
+            "so by travels=… with their names, or freeze the rest (requires_grad=False) and say travels='trainable'"
         )
         if self.first:
             raise SettingError(problem)

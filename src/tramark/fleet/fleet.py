@@ -215,7 +215,7 @@ class Fleet:
         total = hashlib.sha256()
         for name, tensor in sorted(self.constant.items()):
             total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            total.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+            total.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
         return torch.frombuffer(bytearray(total.digest()), dtype=torch.uint8)
 
     def _row(self, client: str) -> int:

@@ -53,8 +53,7 @@ class TraMarkStrategy(Strategy):
     vault : a `Vault`, or where to open one or make it. An existing one is gone on with.
     input_shape, normalise, source, classes, questions : what a new vault's keyring is made for; see
         `Keyring.generate`. Without `classes` it is the number of outputs of the model's last linear layer.
-    warmup_rounds, preset, injection, logits, travels : as for `TraMark`. Initial arrays under some of the model's names
-        say by themselves what travels.
+    warmup_rounds, preset, injection, logits, travels : as for `TraMark`; initial arrays may also say what travels.
     identify : tells the clients' names, {node id: name}, given the grid and the node ids; `identify_nodes`, unless
         told.
     """
@@ -93,8 +92,8 @@ class TraMarkStrategy(Strategy):
             "preset": preset,
             "injection": injection,
             "logits": logits,
+            "travels": None if travels is None else travelling(model, travels),
         }
-        self._travels = None if travels is None else travelling(model, travels)
         self._nodes = Nodes(identify or identify_nodes)
         self._at_first = memory_of(strategy)
         self._arrays: Arrays | None = None
@@ -179,7 +178,6 @@ class TraMarkStrategy(Strategy):
         inner = [usable[client] for client in server.fleet.clients if client in usable]
         arrays, metrics = self.strategy.aggregate_train(server_round + self._done, [*inner, *failed])
         if arrays is None:
-            # What the inner strategy did not aggregate is dropped; if nothing could be used, the server says why.
             aggregation, base = server.begin() if aggregation.taken else aggregation, None
         else:
             base = self._known.state(arrays)
@@ -288,10 +286,10 @@ class TraMarkStrategy(Strategy):
             self._record = arrays
 
     def _begin(self, arrays: ArrayRecord) -> None:
-        known = self._arrays = Arrays(self._model, arrays, self._travels)
-        self._model.load_state_dict({**self._model.state_dict(), **known.state(arrays)})
-        options = self._options | {"vault": self.vault, "travels": known.travels}
-        self.server = RememberingServer(self.strategy, self._at_first, self._model, **options)
+        self._arrays = Arrays(self._model, arrays, self._options["travels"])
+        self._options["travels"] = self._arrays.travels
+        self._model.load_state_dict({**self._model.state_dict(), **self._arrays.state(arrays)})
+        self.server = RememberingServer(self.strategy, self._at_first, self._model, vault=self.vault, **self._options)
         self._record = arrays
         self._nodes.begin(self.vault)
 
