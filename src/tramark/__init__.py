@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from tramark.keys.sources import Source, Tokens, Vectors
     from tramark.marks.closed_form import ClosedForm
     from tramark.marks.gradient import GradientSteps
-    from tramark.server import RoundReport, TraMark
+    from tramark.marks.rounds import RoundReport
+    from tramark.server import TraMark
     from tramark.suspects.base import Answers, Suspect
     from tramark.suspects.conventions import Conventions
     from tramark.suspects.files import open_suspect
@@ -77,7 +78,7 @@ _HOMES = dict.fromkeys(_ERRORS, "errors") | {
     "Keyring": "keys.keyring",
     "LabelledImages": "keys.pictures",
     "Patterns": "keys.pictures",
-    "RoundReport": "server",
+    "RoundReport": "marks.rounds",
     "Source": "keys.sources",
     "Step": "tracing.interview",
     "Suspect": "suspects.base",

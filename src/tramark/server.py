@@ -7,7 +7,7 @@ aggregates, makes the marks of all clients, whether they took part or not, and d
 import copy
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -18,47 +18,22 @@ from tramark.fleet.drift import Drift
 from tramark.fleet.fleet import Fleet, Outgoing
 from tramark.fleet.layout import State
 from tramark.fleet.logits import Pick, return_logits
-from tramark.fleet.scratch import device_of, scratch_copy
+from tramark.fleet.scratch import device_of, load_state, scratch_copy
+from tramark.fleet.travels import Travels, freeze_rest, travelling
 from tramark.keys.keyring import Keyring
 from tramark.marks.begin import Beginning, Warmup
 from tramark.marks.checkup import check
-from tramark.marks.injection import Injection
+from tramark.marks.injection import Injection, Made, Plan
 from tramark.marks.presets import preset_named
-from tramark.marks.survival import Survival, Survived
+from tramark.marks.replay import Replay
+from tramark.marks.rounds import RoundReport
+from tramark.marks.survival import Survival
 
 if TYPE_CHECKING:
     from tramark.vault.store import Vault
 
 FAINT = 0.5
 """Warn if a smaller share of the marks survives; the rest of the answers is right by chance, one in r."""
-
-
-@dataclass(frozen=True)
-class RoundReport:
-    """What a round used: whose updates went in, and whose were refused, and why."""
-
-    round: int
-    used: tuple[str, ...]
-    refused: dict[str, str] = field(default_factory=dict)
-    marked: bool = False
-    """Whether the models that are sent next carry marks."""
-    survived: Survived | None = None
-    """What was left of the marks in the returned models; None if those had none."""
-    begins_after: int | None = None
-    """The round after which marks begin, if that is known and still to come."""
-
-    def __str__(self) -> str:
-        words = [f"round {self.round}: {len(self.used)} updates used"]
-        if self.refused:
-            words.append("refused " + ", ".join(f"{client} ({why})" for client, why in self.refused.items()))
-        if self.survived is not None:
-            survived = self.survived
-            words.append(
-                f"after training {survived.mean:.0%} of the answers were left, {survived.least:.0%} at the least, with "
-                f"a margin of {survived.margin:.1f}"
-            )
-        later = "not marked yet" if self.begins_after is None else f"marks begin after round {self.begins_after}"
-        return ", ".join([*words, "marked" if self.marked else later])
 
 
 class TraMark:
@@ -93,6 +68,10 @@ class TraMark:
         from it.
     logits : where the logits are in what the model returns (a key, an attribute, a position or a function), if it
         returns more than a tensor and they are not found by themselves.
+    travels : which tensors of the state dict are sent and come back, if not all of them do: "trainable" (parameters
+        with `requires_grad`, and the buffers of their modules), their names, or a function of a name. The rest is
+        constant: clients need not return it, and must not change it. Without this, the whole model is sent; if all
+        clients return the trainable part alone in the first round, the rest is constant from then on.
     """
 
     def __init__(
@@ -106,6 +85,7 @@ class TraMark:
         injection: Injection | None = None,
         vault: "Vault | None" = None,
         logits: Pick | None = None,
+        travels: Travels | None = None,
     ) -> None:
         if vault is not None:
             given = keyring and (keyring.fingerprint, keyring.clients, keyring.departed)
@@ -124,14 +104,19 @@ class TraMark:
         self._saved = False
         self._report: RoundReport | None = None
         self._survival: Survival | None = None
+        self._came = 1
+        self._replay: Replay | None = None
+        self._plan, self._made = Plan(), None  # type: Plan, Made | None
         self._class = type(model)
         self.model = scratch_copy(model)
-        pick = check(self.model, keyring, self.injection, logits)
+        names = None if travels is None else travelling(model, travels)
+        freeze_rest(self.model, names)
+        pick, layers = check(self.model, keyring, self.injection, logits)
         if pick is not None:
             return_logits(self.model, pick)
-        self.fleet = Fleet(model, keyring.active)
-        layers = tuple(f"{name}.weight" for name in self.injection.layers(self.model))
-        self.drift = Drift(self.fleet.layout, layers, device=device_of(self.model))
+        self.fleet = Fleet(model, keyring.active, names)
+        observed = tuple(f"{layer}.weight" for layer in layers)
+        self.drift = Drift(self.fleet.layout, observed, device=device_of(self.model))
         self._mark_if_due()
 
     @property
@@ -159,11 +144,11 @@ class TraMark:
         `incoming` may be a generator of (client, state dict) pairs: each is folded in and let go. `samples` are the
         clients' numbers of samples (all alike, unless told). An update that cannot be used is refused and named in
         the report; with `strict` it raises `UpdateError`, and the round can be collected again, for nothing has
-        changed.
+        changed. If no update can be used, there is a warning that says why.
         """
         aggregation = self.begin()
-        refused = fold(aggregation, incoming, samples, strict=strict)
-        return self.end(aggregation, refused=refused)
+        fold(aggregation, incoming, samples, strict=strict)
+        return self.end(aggregation)
 
     def begin(self) -> Aggregation:
         """Begin a round by hand: `add` updates to what this returns, then `end` the round. `collect` does both.
@@ -171,8 +156,8 @@ class TraMark:
         A round that is not ended changes nothing.
         """
         self.drift.forget()
-        self._survival = Survival(self.model, self.keyring) if self.marked else None
-        return self.fleet.begin(self.drift, self._survival.watch if self._survival else None)
+        self._survival = Survival(self.model, self.keyring, self.round, self._came) if self.marked else None
+        return self.fleet.begin(self.drift, self._survival.watch if self._survival else None, first=self.round == 0)
 
     def end(
         self, aggregation: Aggregation, base: State | None = None, *, refused: Mapping[str, str] | None = None
@@ -184,18 +169,23 @@ class TraMark:
         """
         if not self.marked and aggregation.taken:
             self._beginning.observe(aggregation.size())
-        aggregation.finish(base)
+        if remark := aggregation.finish(base):
+            warnings.warn(f"round {self.round + 1}: {remark}", stacklevel=3)
+        self._came = len(aggregation.taken)
         self.drift.settle()
         self.round += 1
+        survived = self._survival.result if self._survival else None
+        if survived is not None and self._made is not None:
+            self._plan = self.injection.steer(self._plan, self._made, survived)
         if self.marked or self._beginning.due(self.round):
             self.mark()
-        survived = self._survival.result if self._survival else None
         self._report = RoundReport(
             self.round,
             tuple(aggregation.taken),
-            dict(refused or {}),
+            {**aggregation.refused, **(refused or {})},
             marked=self.marked,
             survived=survived,
+            made=self._made,
             begins_after=None if self.marked else self._beginning.after,
         )
         self._save()
@@ -242,7 +232,7 @@ class TraMark:
 
     def rebase(self, base: State) -> None:
         """Replace the base between two rounds, and make the marks for it."""
-        if problem := self.fleet.layout.problem(base):
+        if problem := self.fleet.problem(base):
             raise SettingError(f"this is not a base for this federation: {problem}")
         self.fleet.rebase(base)
         if self.marked:
@@ -251,11 +241,11 @@ class TraMark:
 
     def client_model(self, client: str) -> nn.Module:
         """A client's personalised model, ready to use."""
-        return self._with(self.fleet.state(client))
+        return self._with(self.fleet.whole(client))
 
     def base_model(self) -> nn.Module:
         """The unmarked average model."""
-        return self._with(self.fleet.state())
+        return self._with(self.fleet.whole())
 
     def state_dict(self) -> dict[str, Any]:
         """All that is needed to go on later but the keyring, which its owner keeps: the vault, or else the user."""
@@ -266,6 +256,8 @@ class TraMark:
             "fleet": self.fleet.state_dict(),
             "drift": self.drift.state_dict(),
             "begin": self._beginning.state_dict(),
+            "plan": self._plan.to_dict(),
+            "made": None if self._made is None else asdict(self._made),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -280,6 +272,9 @@ class TraMark:
                 "with its state, and give both back, or use a vault"
             )
         self.fleet.load_state_dict(state["fleet"], state["clients"])
+        if self.marked:
+            self._plan, self._made = self._planned(state)
+            self.drift.keep([f"{layer}.weight" for layer in self._plan.layers])
         self.drift.load_state_dict(state["drift"])
         self.round = int(state["round"])
         self._beginning.load_state_dict(state.get("begin", {}))
@@ -289,8 +284,12 @@ class TraMark:
     def mark(self) -> None:
         """Make everyone's marks now; the first time, choose region and questions first. `collect` calls this."""
         if not self.marked:
-            self.keyring = self.injection.begin(self.model, self.fleet, self.keyring, self.drift)
-        self.injection.inject(self.model, self.fleet, self.keyring, self.drift)
+            updates = self._replay.updates if self._replay else []
+            found = self.injection.begin(self.model, self.fleet, self.keyring, self.drift, updates)
+            self.keyring, self._plan = found
+            self._replay = None
+            self.drift.keep([f"{layer}.weight" for layer in self._plan.layers])
+        self._inject()
 
     def _mark_if_due(self) -> None:
         """Make the first marks between two rounds, if it is time: without warm-up, or if the settings changed."""
@@ -307,7 +306,18 @@ class TraMark:
             self.fleet.join(client)
         self.keyring = keyring
         if new and self.marked:
-            self.injection.inject(self.model, self.fleet, self.keyring, self.drift)
+            self._inject()
+
+    def _planned(self, state: Mapping[str, Any]) -> tuple[Plan, Made | None]:
+        """The plan in a state; states of early versions have none, but their region tells where marks are."""
+        if "plan" not in state:
+            assert self.fleet.region is not None
+            marked = self.fleet.region.tensors(self.fleet.layout)
+            return Plan(tuple(name.removesuffix(".weight") for name in self.drift.layers if name in marked)), None
+        return Plan.from_dict(state["plan"]), Made.from_dict(state["made"]) if state["made"] else None
+
+    def _inject(self) -> None:
+        self._made = self.injection.inject(self.model, self.fleet, self.keyring, self.drift, self._plan)
 
     def _save(self) -> None:
         # Nothing is sent before the vault has it: `dispatch` tries again if this fails.
@@ -320,9 +330,5 @@ class TraMark:
     def _with(self, state: State) -> nn.Module:
         model = copy.deepcopy(self.model)
         model.__class__ = self._class
-        # The scratch model is float32, whatever the model is that is trained.
-        for name, tensor in {**dict(model.named_parameters()), **dict(model.named_buffers())}.items():
-            if name in state:
-                tensor.data = tensor.data.to(state[name].dtype)
-        model.load_state_dict(dict(state))
+        load_state(model, state)
         return model.eval()

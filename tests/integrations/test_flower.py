@@ -32,8 +32,10 @@ from flwr.serverapp.strategy import (
 )
 from flwr.simulation import run_simulation
 from flwr.supercore.task_identity import TaskIdentity
+from nets import headed
 
 from tramark import Keyring, SettingError, TraMark
+from tramark.fleet.travels import travelling
 from tramark.integrations.flower import TraMarkStrategy
 from tramark.integrations.flower.nodes import NAME, NODES
 from tramark.lab.simulation.metrics import traceability
@@ -256,6 +258,49 @@ def test_an_unmarked_training_is_marked_when_it_goes_on(tmp_path: Path) -> None:
     assert wire.sites[0].rounds == [3]
     issued = [entry for entry in again.vault.log() if entry["event"] == "issued"]
     assert {entry["round"]: entry["marked"] for entry in issued} == {0: False, 1: False, 2: True}
+
+
+def heads_only(site: Site, message: Message) -> Message:
+    """A client that has the frozen backbone itself, and returns the trained head alone."""
+    state = message.content["arrays"].to_torch_state_dict()  # type: ignore[union-attr]
+    site.seen.append(message.content)
+    if message.metadata.message_type == "evaluate":
+        return Message(RecordDict({"metrics": MetricRecord({"num-examples": 10, "loss": 1.0})}), reply_to=message)
+    names = travelling(headed(), "trainable")
+    moved = {name: tensor * 1.01 if tensor.is_floating_point() else tensor for name, tensor in state.items()}
+    return reply(site, message, {name: moved[name] for name in moved if name in names}, loss=1.0)
+
+
+@pytest.mark.parametrize("inner", [FedAvg, FedMedian, FedAdam])
+@pytest.mark.parametrize("said", ["by travels", "by the initial arrays", "by the replies"])
+@pytest.mark.filterwarnings("ignore:.*trainable part of the model alone")
+def test_clients_may_hold_the_frozen_part_themselves(said: str, inner: type[FedAvg], tmp_path: Path) -> None:
+    whole = headed().state_dict()
+    head = {name: tensor for name, tensor in whole.items() if name in travelling(headed(), "trainable")}
+    strategy = wrapped(
+        all_of_them(inner),
+        small(tmp_path / "vault"),
+        model=headed(),
+        travels="trainable" if said == "by travels" else None,
+        warmup_rounds=1,
+    )
+    wire = Wire([Site(number, name, answer=heads_only) for number, name in enumerate(SITES)])
+    sent = whole if said == "by the replies" else head
+    result = strategy.start(wire, ArrayRecord(sent), num_rounds=2, timeout=1)
+    assert list(result.arrays) == list(sent)
+    for site in wire.sites:
+        assert list(site.seen[-1]["arrays"]) == list(sent)
+    assert strategy.server is not None
+    assert strategy.server.fleet.constant.keys() == whole.keys() - head.keys()
+    model = strategy.server.client_model("site-0").state_dict()
+    assert all(torch.equal(model[name], tensor) for name, tensor in whole.items() if name not in head)
+    assert traceability(strategy.server, strategy.server.keyring).vr == 1.0
+
+
+def test_arrays_that_are_not_what_travels_are_refused(tmp_path: Path) -> None:
+    strategy = wrapped(all_of_them(), small(tmp_path / "vault"), model=headed(), travels="trainable")
+    with pytest.raises(SettingError, match="16 initial arrays do not fit travels, which means 9 tensors"):
+        strategy.start(Wire(sites()), ArrayRecord(headed().state_dict()), num_rounds=1, timeout=1)
 
 
 @pytest.mark.parametrize("inner", [FedAvg, FedMedian, FedAdam])

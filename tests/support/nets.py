@@ -1,5 +1,6 @@
 """Small nets for 8×8 images of one channel and for texts, whose weights follow from a seed."""
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -74,3 +75,33 @@ def seeded(seed: int = 0) -> Iterator[None]:
 def drawing(seed: int = 0) -> torch.Generator:
     """A generator of its own."""
     return torch.Generator().manual_seed(seed)
+
+
+def headed(*, classes: int = 10, seed: int = 0) -> nn.Module:
+    """A frozen backbone with a batch norm, and a trained head with another one."""
+    with seeded(seed):
+        backbone = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten()).requires_grad_(False)
+        head = nn.Sequential(nn.Linear(8 * 36, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, classes))
+    return nn.Sequential(OrderedDict(backbone=backbone, head=head))
+
+
+class Adapted(nn.Module):
+    """A frozen linear layer plus the product of two small trained ones: LoRA."""
+
+    def __init__(self, inputs: int, outputs: int, rank: int = 4) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(inputs, outputs).requires_grad_(False)
+        self.down, self.up = nn.Linear(inputs, rank, bias=False), nn.Linear(rank, outputs, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        adapted: Tensor = self.frozen(x) + self.up(self.down(x))
+        return adapted
+
+
+def adapted(*, classes: int = 10, seed: int = 0) -> nn.Module:
+    """Two layers with adapters, and a trained head."""
+    with seeded(seed):
+        return nn.Sequential(
+            *(nn.Flatten(), Adapted(64, 64), nn.ReLU(), Adapted(64, 64), nn.ReLU()),
+            *(nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, classes)),
+        )

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from nets import headed
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -232,6 +233,24 @@ class TestModule:
 
         text = ModuleSuspect(Never(), Conventions(size=(8, 8))).preview(questions())
         assert "5 questions as float32 of shape (1, 8, 8), from 0" in text
+
+
+def test_a_file_of_the_part_that_travelled(tmp_path: Path) -> None:
+    whole, found = headed(seed=1).eval(), tmp_path / "found.safetensors"
+    head = {name: tensor for name, tensor in whole.state_dict().items() if name.startswith("head.")}
+    save_file(head, found)
+    given = headed(seed=1)
+    given.get_submodule("head").load_state_dict(headed(seed=2).get_submodule("head").state_dict())
+    suspect = open_suspect(found, conventions=PREPARE, model=given)
+    assert isinstance(suspect, ModuleSuspect)
+    loaded = suspect.module.state_dict()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in whole.state_dict().items())
+    for lacking in (lambda: headed().requires_grad_(True), lambda: headed().requires_grad_(False)):
+        with pytest.raises(SuspectError, match=r"7 are missing, .*whose others are frozen \(requires_grad=False\)"):
+            open_suspect(found, conventions=Conventions(), model=lacking)
+    save_file({name: tensor for name, tensor in head.items() if name != "head.3.weight"}, found)
+    with pytest.raises(SuspectError, match="8 are missing"):
+        open_suspect(found, conventions=Conventions(), model=given)
 
 
 def small(classes: int = 10) -> nn.Module:

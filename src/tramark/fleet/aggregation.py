@@ -6,19 +6,25 @@ processor's cache, and only tensors with marks are built.
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import torch
 from torch import Tensor
 
-from tramark.errors import UpdateError
-from tramark.fleet.layout import State
+from tramark.errors import SettingError, UpdateError
+from tramark.fleet.layout import State, some_names
 
 if TYPE_CHECKING:
     from tramark.fleet.fleet import Fleet
 
 PIECE = 2**18
 """Numbers folded in at a time: as many as fit into a processor's cache."""
+
+
+NARROWED = (
+    "clients return the trainable part of the model alone: the rest is constant from now on. travels='trainable' says "
+    "so from the start, and sends no more than that"
+)
 
 
 Incoming = Mapping[str, State] | Iterable[tuple[str, State]]
@@ -51,12 +57,20 @@ class Aggregation:
     observer: Observer | None = None
     watch: Callable[[str, State], None] | None = None
     """Called with each client and the model that it returned, once that is accepted."""
+    first: bool = False
+    """Whether updates may lack all that is outside the trainable part. If all of them do, that becomes constant."""
     taken: dict[str, float] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    """Whose updates were refused, and why."""
+    _lacking: set[tuple[str, ...]] = field(default_factory=set, repr=False)
+    """What the refused updates lack; an empty tuple if that is not why one was refused."""
     _sum: Tensor = field(init=False, repr=False)
     _apart: set[str] = field(init=False, repr=False)
     _room: dict[str, Tensor] = field(init=False, repr=False)
     """Buffers for the updates that the observer sees: allocating them for each client would take longer."""
     _buffers: dict[str, Tensor] = field(init=False, repr=False)
+    _weights: dict[str, float] = field(init=False, repr=False)
+    """The weight of the updates that brought each buffer."""
     _marks: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -66,21 +80,16 @@ class Aggregation:
         self._apart = fleet._marked | shown
         self._room = {name: torch.empty_like(fleet.layout.slots[name].of(fleet.base)) for name in shown}
         self._buffers = {n: torch.zeros(t.shape, dtype=torch.float64) for n, t in fleet.buffers.items()}
+        self._weights = dict.fromkeys(self._buffers, 0.0)
 
     def add(self, client: str, state: State, weight: float = 1.0) -> None:
         """Fold in what a client returned.
 
-        An update that cannot be used raises `UpdateError` and leaves everything as it was.
+        An update that cannot be used raises `UpdateError` and is noted in `refused`; nothing else changes.
         """
         fleet, layout = self.fleet, self.fleet.layout
-        if client not in fleet.clients:
-            raise UpdateError(client, "not a client of this federation")
-        if client in self.taken:
-            raise UpdateError(client, "a second update in one round")
-        if not 0 < weight < float("inf"):
-            raise UpdateError(client, f"its weight must be a positive number, not {weight}")
-        if problem := layout.problem(state):
-            raise UpdateError(client, problem)
+        if problem := self._problem(client, state, weight):
+            self.refuse(client, problem, layout.missing(state) if problem.startswith("missing ") else ())
         row, seen = fleet.clients.index(client), {}
         own = fleet.marks[row].clone()
         for name, slot in layout.tensors.items():
@@ -94,7 +103,8 @@ class Aggregation:
                 fleet.region.absorb(slot, own, update)
             if self.observer is not None and name in self.observer.layers:
                 seen[name] = update
-        for name, total in self._buffers.items():
+        for name, total in ((name, total) for name, total in self._buffers.items() if name in state):
+            self._weights[name] += weight
             total.add_(_difference(state[name].cpu(), fleet.buffers[name]), alpha=weight)
         self._marks[row] = own
         if self.watch is not None:
@@ -103,10 +113,18 @@ class Aggregation:
         if self.observer is not None:
             self.observer.observe(seen)
 
+    def refuse(self, client: str, reason: str, lacking: Iterable[str] = ()) -> NoReturn:
+        """Note that a client's update cannot be used, and raise `UpdateError`."""
+        self.refused[client] = reason
+        self._lacking.add(tuple(lacking))
+        raise UpdateError(client, reason)
+
     def mean(self) -> dict[str, Tensor]:
         """The base after this round, as a state dict: the old one plus the mean update."""
-        fleet, total = self.fleet, sum(self.taken.values())
-        return fleet.layout.state(self._mean(fleet.base.clone()), self._mean_buffers()) if total else fleet.state()
+        fleet = self.fleet
+        if not self.taken:
+            return fleet.state()
+        return fleet.complete(fleet.layout.state(self._mean(fleet.base.clone()), self._mean_buffers()))
 
     def size(self) -> float:
         """The Euclidean norm of the mean update. At least one update must have been added, and the round not ended."""
@@ -123,14 +141,18 @@ class Aggregation:
         own = self._mean_buffers()
         return all(torch.allclose(base[n].double(), t.double(), rtol=1e-6, atol=1e-12) for n, t in own.items())
 
-    def finish(self, base: State | None = None) -> None:
-        """End the round: the mean becomes the new base, or `base` does, if it is given.
+    def finish(self, base: State | None = None) -> str | None:
+        """End the round: the mean becomes the new base, or `base` does, if it is given. Returns what to warn of.
 
-        Without any update the fleet stays as it is.
+        Without any update the fleet stays as it is; if the first round's updates all lack the same tensors, this raises
+        `SettingError`. If they bring the trainable part alone, the rest is constant from then on.
         """
         if not self.taken:
-            return
+            return self._problem_of_all()
         fleet = self.fleet
+        narrowed = self.first and fleet.optional and not any(self._weights.get(name) for name in fleet.optional)
+        if narrowed:
+            fleet.narrow()
         if base is None:
             fleet.buffers = self._mean_buffers()
             self._mean(fleet.base)
@@ -140,6 +162,7 @@ class Aggregation:
             fleet.marks[row] = mark
         # The rest of the round does not need these, and they are the largest things that it has.
         self._sum, self._room = self._sum.new_empty(0), {}
+        return NARROWED if narrowed else None
 
     def _mean(self, base: Tensor) -> Tensor:
         """Add the mean update to a base, in place and in pieces: a whole quotient would take two models' memory."""
@@ -149,29 +172,55 @@ class Aggregation:
         return base
 
     def _mean_buffers(self) -> dict[str, Tensor]:
-        total = sum(self.taken.values())
         buffers = {}
         for name, old in self.fleet.buffers.items():
-            mean = self._buffers[name] / total
+            # Nobody brought it: nothing was added up.
+            mean = self._buffers[name] / (self._weights[name] or 1.0)
             # A counter may be too large for double precision, its change is not.
             exact = old.dtype != torch.bool and not old.is_floating_point()
             buffers[name] = old + as_dtype(mean, old.dtype) if exact else as_dtype(old.double() + mean, old.dtype)
         return buffers
 
+    def _problem(self, client: str, state: State, weight: float) -> str | None:
+        if client not in self.fleet.clients:
+            return "not a client of this federation"
+        if client in self.taken:
+            return "a second update in one round"
+        if not 0 < weight < float("inf"):
+            return f"its weight must be a positive number, not {weight}"
+        if self.first and state.keys() == set(self.fleet.layout.order) - self.fleet.optional:
+            return self.fleet.layout.without(self.fleet.optional).problem(state)
+        return self.fleet.problem(state)
+
+    def _problem_of_all(self) -> str | None:
+        """Why no update could be used, if some came and all were refused; else None."""
+        if self.taken or not self.refused:
+            return None
+        lacking = next(iter(self._lacking)) if len(self._lacking) == 1 else ()
+        if not lacking:
+            return "no update could be used: " + "; ".join(sorted(set(self.refused.values())))
+        brought = [name for name in self.fleet.layout.order if name not in lacking]
+        problem = (
+            f"no update could be used: they all lack the same {len(lacking)} of {len(lacking) + len(brought)} tensors "
+            f"({some_names(lacking)}). If only the others ({some_names(brought)}) travel to clients and back, say "
+            "so by travels=… with their names, or freeze the rest (requires_grad=False) and say travels='trainable'"
+        )
+        if self.first:
+            raise SettingError(problem)
+        return problem
+
 
 def fold(aggregation: Aggregation, incoming: Incoming, samples: Samples, *, strict: bool) -> dict[str, str]:
     """Fold a round's updates in one by one; returns whose were refused, and why."""
-    refused: dict[str, str] = {}
     for client, state in incoming.items() if isinstance(incoming, Mapping) else incoming:
         try:
             if samples is not None and client not in samples:
-                raise UpdateError(client, "its number of samples is not known")
+                aggregation.refuse(client, "its number of samples is not known")
             aggregation.add(client, state, 1.0 if samples is None else float(samples[client]))
-        except UpdateError as error:
+        except UpdateError:
             if strict:
                 raise
-            refused[client] = error.reason
-    return refused
+    return aggregation.refused
 
 
 def _fold(total: Tensor, returned: Tensor, base: Tensor, dtype: torch.dtype, weight: float) -> None:

@@ -62,6 +62,11 @@ class Drift:
         """The names of the layers' weight tensors."""
         return self.slots.keys()
 
+    def keep(self, layers: Collection[str]) -> None:
+        """Observe these layers alone from now on."""
+        self.slots = {layer: slot for layer, slot in self.slots.items() if layer in layers}
+        self._average = {name: kept for name, kept in self._average.items() if name.partition(".")[2] in layers}
+
     def observe(self, updates: Mapping[str, Tensor]) -> None:
         """Fold in one client's updates of the layers."""
         for number, (layer, slot) in enumerate(self.slots.items()):

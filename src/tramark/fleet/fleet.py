@@ -12,16 +12,18 @@ averaged: what was sent is subtracted first, so that marks never mix. Nothing of
 tensors without marks go into the sum in pieces that fit a processor's cache, and only tensors with marks are built.
 """
 
+import hashlib
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 
-from tramark.errors import SettingError, UnknownClientError
+from tramark.errors import CheckpointError, SettingError, UnknownClientError
 from tramark.fleet.aggregation import Aggregation, Observer, as_dtype
 from tramark.fleet.layout import Layout, State
 from tramark.fleet.region import Region, load_region
+from tramark.fleet.travels import frozen_part
 
 
 class Fleet:
@@ -32,13 +34,21 @@ class Fleet:
     >>> fleet.settle(Places(torch.tensor([0, 4])), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     >>> fleet.state("bob")["weight"][0, 0]
     tensor(3.)
+
+    `travels` are the names of the tensors that are sent and come back, if not all do. `constant` holds the others.
     """
 
-    def __init__(self, model: nn.Module, clients: Iterable[str]) -> None:
-        self.layout = Layout.of(model)
-        state = model.state_dict()
+    def __init__(self, model: nn.Module, clients: Iterable[str], travels: Collection[str] | None = None) -> None:
+        self.layout = Layout.of(model, travels)
+        state = {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
         self.base = self.layout.flatten(state)
-        self.buffers = {name: state[name].detach().cpu().clone() for name in self.layout.buffers}
+        copies = {name: state[name].detach().cpu().clone() for name in state if name not in self.layout.slots}
+        self.buffers = {name: copies.pop(name) for name in self.layout.buffers}
+        self.constant = copies
+        self.names = tuple(state) if travels is None else self.layout.order
+        """The tensors that are sent, in the model's order."""
+        self.optional = frozen_part(model) if travels is None else frozenset[str]()
+        """The tensors that may turn out in the first round not to come back: those outside the trainable part."""
         self.clients = list(clients)
         self.region: Region | None = None
         self.marks = torch.empty(len(self.clients), 0, dtype=self.layout.dtype)
@@ -73,9 +83,31 @@ class Fleet:
         return flat
 
     def state(self, client: str | None = None) -> dict[str, Tensor]:
-        """The state dict of a client's model, or of the unmarked base."""
+        """What is sent of a client's model, or of the unmarked base: a state dict."""
         own = {} if client is None else {name: self.sent(client, name) for name in self._marked}
-        return self.layout.state(self.base, self.buffers, own)
+        return self.complete(self.layout.state(self.base, self.buffers, own))
+
+    def whole(self, client: str | None = None) -> dict[str, Tensor]:
+        """The whole state dict of a client's model, or of the unmarked base: also what does not travel."""
+        return self.state(client) | {name: tensor.clone() for name, tensor in self.constant.items()}
+
+    def complete(self, state: State) -> dict[str, Tensor]:
+        """A state dict of what comes back, with all that is sent."""
+        return {name: state[name] if name in state else self._kept(name).clone() for name in self.names}
+
+    def problem(self, state: State) -> str | None:
+        """What is wrong with what came back, or None. Tensors that do not travel may be in it if they are unchanged."""
+        if problem := self.layout.problem({name: t for name, t in state.items() if name not in self.constant}):
+            return problem
+        for name, tensor in self.constant.items():
+            if name in state and not torch.equal(state[name].to(tensor), tensor):
+                return f"{name} does not travel, but was changed"
+        return None
+
+    def narrow(self) -> None:
+        """Let only the trainable part come back from now on; the rest stays as it is."""
+        self.layout = self.layout.without(self.optional)
+        self.constant |= {name: self.buffers.pop(name) for name in self.optional if name in self.buffers}
 
     def sent(self, client: str, name: str, *, out: Tensor | None = None) -> Tensor:
         """One tensor of a client's model, in the server's precision."""
@@ -97,7 +129,7 @@ class Fleet:
             name: (slot.of(self.base) + self.update(client, name, returned[name])).to(slot.dtype)
             for name, slot in ((name, self.layout.slots[name]) for name in self._marked)
         }
-        return {name: own.get(name, returned[name]) for name in self.layout.order}
+        return self.complete({**returned, **own})
 
     def rebase(self, base: State) -> None:
         """Replace the base; the marks stay."""
@@ -107,25 +139,32 @@ class Fleet:
     @property
     def shared(self) -> frozenset[str]:
         """The names of the tensors that are the same in everybody's model."""
-        return frozenset(self.layout.order) - self._marked
+        return frozenset(self.names) - self._marked
 
     @property
     def _marked(self) -> set[str]:
         return set() if self.region is None else self.region.tensors(self.layout)
 
     def begin(
-        self, observer: Observer | None = None, watch: Callable[[str, State], None] | None = None
+        self,
+        observer: Observer | None = None,
+        watch: Callable[[str, State], None] | None = None,
+        *,
+        first: bool = False,
     ) -> "Aggregation":
         """Begin to fold in a round's updates.
 
-        The observer is shown those of the tensors it asks for; `watch` is called with every returned model.
+        The observer is shown those of the tensors it asks for; `watch` is called with every returned model. In the
+        `first` round, clients may show that only the trainable part comes back.
         """
-        return Aggregation(self, observer, watch)
+        return Aggregation(self, observer, watch, first)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything but the clients' names."""
         state = {"base": self.base, "marks": self.marks}
         state |= {f"buffer.{name}": tensor for name, tensor in self.buffers.items()}
+        if self.constant:
+            state["constant"] = self._fingerprint()
         if self.region is not None:
             state |= {f"region.{name}": tensor for name, tensor in self.region.state_dict().items()}
         return {name: tensor.clone() for name, tensor in state.items()}
@@ -144,6 +183,16 @@ class Fleet:
         """Load the base and the buffers of a `state_dict`, and nothing else."""
         if state["base"].shape != self.base.shape:
             raise SettingError(f"{state['base'].numel()} weights do not fit a model of {self.base.numel()}")
+        saved = {name.removeprefix("buffer.") for name in state if name.startswith("buffer.")}
+        if saved == self.layout.buffers.keys() - self.optional:
+            self.narrow()
+        if saved != self.layout.buffers.keys():
+            raise CheckpointError("this state was saved by a server of which another part of the model travels")
+        if self.constant and not torch.equal(state.get("constant", torch.empty(0)), self._fingerprint()):
+            raise CheckpointError(
+                "the part of the model that does not travel is not what it was: give a model with the same frozen "
+                "weights"
+            )
         self.base = state["base"].clone()
         self.buffers = {name: state[f"buffer.{name}"].clone() for name in self.layout.buffers}
 
@@ -156,6 +205,18 @@ class Fleet:
         own = region.take(self.base)
         self._taken = weakref.ref(self.base), self.base._version, region, own
         return own
+
+    def _kept(self, name: str) -> Tensor:
+        """The base's own value of a tensor that is no weight."""
+        return self.buffers[name] if name in self.buffers else self.constant[name]
+
+    def _fingerprint(self) -> Tensor:
+        """SHA-256 of what does not travel."""
+        total = hashlib.sha256()
+        for name, tensor in sorted(self.constant.items()):
+            total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            total.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return torch.frombuffer(bytearray(total.digest()), dtype=torch.uint8)
 
     def _row(self, client: str) -> int:
         try:

@@ -2,12 +2,12 @@
 
 Weights are a model's trainable floating-point parameters; one that has two names counts once. Everything else in
 a state dict (batch-norm statistics, counters, frozen parameters) is a *buffer*: it is averaged like the weights,
-but no mark ever lives there.
+but no mark ever lives there. Tensors that do not travel (`tramark.fleet.travels`) are neither.
 """
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
@@ -65,12 +65,13 @@ class Layout:
     """The dtype in which the server keeps weights: float32, or float64 if the model has such."""
 
     @classmethod
-    def of(cls, model: nn.Module) -> Self:
+    def of(cls, model: nn.Module, travels: Collection[str] | None = None) -> Self:
+        """A model's layout, or that of the tensors that travel."""
         names: dict[int, Slot] = {}
         slots: dict[str, Slot] = {}
         size = 0
         parameters = dict(model.named_parameters(remove_duplicate=False))
-        state = model.state_dict()
+        state = {name: t for name, t in model.state_dict().items() if travels is None or name in travels}
         embeddings = {f"{name}.weight" for name in embedding_layers(model)}
         for name, parameter in parameters.items():
             if name in state and parameter.requires_grad and parameter.is_floating_point():
@@ -79,7 +80,8 @@ class Layout:
                     size += parameter.numel()
                 slots[name] = names[id(parameter)]
         if not slots:
-            raise SettingError(f"{type(model).__name__} has no trainable weights: there is nothing to mark")
+            which = "has no trainable weights" if travels is None else "sends no trainable weights to its clients"
+            raise SettingError(f"{type(model).__name__} {which}: there is nothing to mark")
         odd = [name for name, tensor in state.items() if not isinstance(tensor, Tensor)]
         if odd:
             raise SettingError(f"the state dict holds more than tensors, which cannot be averaged: {', '.join(odd)}")
@@ -118,18 +120,30 @@ class Layout:
         return out
 
     def problem(self, state: State) -> str | None:
-        """What is wrong with a state dict that claims to be of this layout, or None."""
-        if missing := [name for name in self.order if name not in state]:
-            return f"missing {_some(missing)}"
+        """What is wrong with a state dict that claims to be of this layout, or None.
+
+        Missing tensors are named only if the others fit.
+        """
         if extra := [name for name in state if name not in self.slots and name not in self.buffers]:
-            return f"unexpected {_some(extra)}"
-        for name in self.order:
+            return f"unexpected {some_names(extra)}"
+        for name in (name for name in self.order if name in state):
             shape = self.slots[name].shape if name in self.slots else self.buffers[name][0]
             if state[name].shape != shape:
                 return f"{name} has shape {tuple(state[name].shape)} instead of {tuple(shape)}"
             if state[name].is_floating_point() and not _finite(state[name]):
                 return f"{name} holds NaN or infinite values"
+        if missing := self.missing(state):
+            return f"missing {some_names(missing)}"
         return None
+
+    def missing(self, state: State) -> list[str]:
+        """The names of the tensors that a state dict lacks."""
+        return [name for name in self.order if name not in state]
+
+    def without(self, names: Collection[str]) -> "Layout":
+        """The layout without some buffers."""
+        buffers = {name: buffer for name, buffer in self.buffers.items() if name not in names}
+        return replace(self, buffers=buffers, order=tuple(name for name in self.order if name not in names))
 
 
 def embedding_layers(model: nn.Module) -> list[str]:
@@ -157,7 +171,8 @@ def _finite(tensor: Tensor) -> bool:
     return bool(torch.isfinite(tensor.sum(dtype=wide)) or torch.isfinite(tensor).all())
 
 
-def _some(names: list[str]) -> str:
+def some_names(names: Sequence[str]) -> str:
+    """The first of some names, and how many more there are."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 

@@ -24,6 +24,9 @@ class Moment(Protocol):
     def between(self, right: Tensor) -> Tensor:
         """rightᵀ C right, for an in × N matrix."""
 
+    def energy(self, right: Tensor) -> Tensor:
+        """The diagonal of rightᵀ C right: one number a column."""
+
 
 @dataclass(frozen=True)
 class EvenMoment:
@@ -37,6 +40,9 @@ class EvenMoment:
 
     def between(self, right: Tensor) -> Tensor:
         return right.T @ right
+
+    def energy(self, right: Tensor) -> Tensor:
+        return right.square().sum(0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +61,9 @@ class DenseMoment:
 
     def between(self, right: Tensor) -> Tensor:
         return right.T @ self.matrix @ right
+
+    def energy(self, right: Tensor) -> Tensor:
+        return (right * (self.matrix @ right)).sum(0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +85,9 @@ class SketchedMoment:
     def between(self, right: Tensor) -> Tensor:
         seen = self.rows @ right
         return seen.T @ seen
+
+    def energy(self, right: Tensor) -> Tensor:
+        return (self.rows @ right).square().sum(0)
 
     @cached_property
     def _gram(self) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tramark.fleet.fleet import Fleet
+from tramark.fleet.layout import State
 
 
 @contextmanager
@@ -63,3 +64,11 @@ def load_weights(model: nn.Module, fleet: Fleet, weights: Tensor) -> None:
         parameters[name].copy_(slot.of(weights))
     for name, tensor in fleet.buffers.items():
         state[name].copy_(tensor)
+
+
+def load_state(model: nn.Module, state: State) -> None:
+    """Load a state dict into a scratch model, whose tensors take on its precisions."""
+    for name, tensor in {**dict(model.named_parameters()), **dict(model.named_buffers())}.items():
+        if name in state:
+            tensor.data = tensor.data.to(state[name].dtype)
+    model.load_state_dict(dict(state))

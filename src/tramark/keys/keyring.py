@@ -298,3 +298,13 @@ def questions_needed(clients: int, classes: int, *, false_accusation: float = 1e
     """
     matches = math.ceil(math.log(max(clients, 10) / false_accusation) / math.log(max(classes, 2)))
     return max(16, 8 * math.ceil(4 * matches / 8))
+
+
+def questions_at_least(clients: int, classes: int, *, false_accusation: float = 1e-6) -> int:
+    """So few questions that four fifths of the answers, matched, convict one of `clients` at the bound.
+
+    >>> questions_at_least(10, 10), questions_at_least(10, 2), questions_at_least(100, 200)
+    (12, 36, 12)
+    """
+    matches = math.ceil(math.log(max(clients, 10) / false_accusation) / math.log(max(classes, 2)))
+    return max(12, 4 * math.ceil(1.5 * matches / 4))

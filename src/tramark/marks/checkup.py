@@ -17,8 +17,13 @@ from tramark.marks.injection import Injection
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
-def check(model: nn.Module, keyring: Keyring, injection: Injection, pick: Pick | None = None) -> Pick | None:
-    """Where the logits are in what the model returns; `SettingError` with all reasons if it cannot be marked.
+def check(
+    model: nn.Module, keyring: Keyring, injection: Injection, pick: Pick | None = None
+) -> tuple[Pick | None, tuple[str, ...]]:
+    """Where the logits are in what the model returns, and the layers that marks can be written into.
+
+    `SettingError` with all reasons if it cannot be marked. Where one of several layers is to be chosen, those that
+    cannot bear marks are left out.
 
     The model must take a batch of the keyring's questions as its one argument. `pick` says where the logits are if
     they are not found by themselves.
@@ -29,7 +34,7 @@ def check(model: nn.Module, keyring: Keyring, injection: Injection, pick: Pick |
     Traceback (most recent call last):
     tramark.errors.SettingError: this Sequential cannot be marked: it has 5 outputs, but the keyring is for 10 classes
     """
-    reasons = _weight_problems(model)
+    reasons, usable = _weight_problems(model), ()  # type: list[str], tuple[str, ...]
     if not reasons:
         answers: dict[str, list[Tensor]] = defaultdict(list)
         layers, missing = _layers(model, injection)
@@ -40,10 +45,12 @@ def check(model: nn.Module, keyring: Keyring, injection: Injection, pick: Pick |
         finally:
             for handle in handles:
                 handle.remove()
-        reasons = [*missing, *wrong, *(_layer_problems(answers, len(inputs)) if any(answers.values()) else [])]
+        odd = _layer_problems(answers, len(inputs)) if any(answers.values()) else {}
+        usable = tuple(name for name in layers if name not in odd)
+        reasons = [*missing, *wrong, *(odd.values() if injection.fixed or not usable else [])]
     if reasons:
         raise SettingError(f"this {type(model).__name__} cannot be marked: " + "; ".join(reasons))
-    return pick
+    return pick, usable
 
 
 def _weight_problems(model: nn.Module) -> list[str]:
@@ -73,14 +80,14 @@ def _keeping(answers: list[Tensor]) -> Callable[..., None]:
     return lambda _, args, output: answers.append(output)
 
 
-def _layer_problems(answers: Mapping[str, Sequence[Tensor]], count: int) -> list[str]:
-    found = []
+def _layer_problems(answers: Mapping[str, Sequence[Tensor]], count: int) -> dict[str, str]:
+    found = {}
     for name, own in answers.items():
         if len(own) != 1:
-            found.append(f"layer {name!r} runs {len(own)} times in one pass: choose another")
+            found[name] = f"layer {name!r} runs {len(own)} times in one pass: choose another"
         elif own[0].is_nested or len(own[0]) != count:
             # Positions of a sequence come first, say, or an embedding is that of positions, not of tokens.
-            found.append(f"layer {name!r} does not answer {count} inputs with {count} rows: choose another")
+            found[name] = f"layer {name!r} does not answer {count} inputs with {count} rows: choose another"
     return found
 
 

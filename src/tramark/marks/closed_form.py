@@ -16,8 +16,8 @@ Everything runs in evaluation mode: neither dropout nor the questions' batch sta
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -25,44 +25,44 @@ from torch import Tensor, nn
 from tramark.errors import SettingError
 from tramark.fleet.drift import Drift
 from tramark.fleet.fleet import Fleet
-from tramark.fleet.moments import Moment
-from tramark.fleet.region import Directions, Subspace
 from tramark.fleet.scratch import device_of, loaded
 from tramark.keys.keyring import Keyring
 from tramark.keys.pictures import Patterns
-from tramark.marks.brake import Brake
-from tramark.marks.directions import fewer_positions, tell_apart, write_directions
-from tramark.marks.layers import editable_layers, never_fed
+from tramark.marks.control import steer, within
+from tramark.marks.draft import Draft
+from tramark.marks.injection import Made, Plan, made_of
+from tramark.marks.layers import candidates, editable_layers
 from tramark.marks.retouch import retouch
-from tramark.marks.search import AnswerSheet, Search
-from tramark.marks.split import Split, split
-
-CALM = 8
-"""Keep the 1/CALM of the candidate questions on which the base is least confident: an opinion of the base must be
-overcome for every answer, so less of it is less to write."""
-
-RESIDUAL = 0.1
-"""λ is the largest at which variants that were left out still get 1 − RESIDUAL of the change asked for."""
-
-PULL_RIDGE = 1.0
-"""Added to G, the second moment of the gradients at the layer's outputs, whose eigenvalues have mean 1. The smaller it
-is, the less marks lie where the task's gradients pull."""
+from tramark.marks.search import AnswerSheet, leads
+from tramark.marks.survival import Survived
+from tramark.marks.trial import Ground, choose, looked_at
 
 SPREAD = 1.0
 """How far apart the logits of the other labels may lie (code answers). Level ones say nothing in an average of several
 clients' models, so that it must answer as one of the colluders does."""
 
 
+PLAIN = 8.0
+"""The first margin of label answers, which are not tried, in logits."""
+
+SEEN = 3
+"""Clients on whose marks the cost is seen."""
+
+TRIED = 3
+"""Hidden linear layers, convolutions and embeddings that are tried at most, of each."""
+
+
 @dataclass(frozen=True)
 class ClosedForm:
     """Marks written in closed form into directions that the clients' data does not use: the default.
 
+    At the end of warm-up the layers are tried, and the one is chosen in which marks that outlive training cost least,
+    with as many questions as it bears. From then on the margin follows what was measured (`tramark.marks.control`).
+
     Parameters
     ----------
-    layer_names : linear layers, embeddings or convolutions to write into; by default the last hidden linear one or, if
-        there is none, the embedding of the largest vocabulary or the last convolution.
-    margin : how far the wanted label's logit must lead every other. Where a layer cannot bear that, the margin comes
-        down, to a quarter at least, until it can be reached and the `Brake` lets it pass.
+    layer_names : linear layers, embeddings or convolutions to write into, instead of the one that is chosen.
+    margin : by how many logits the answers are to lead, if that is not to follow what is measured.
     near : how near to the clients' data marks are written: M's ridge takes away this share of the energy of the
         layer's inputs. The larger, the harder marks are to scrub off, and the more the task feels them. Scaled by
         (r - 1) / 9 for r < 10 labels.
@@ -70,7 +70,7 @@ class ClosedForm:
     """
 
     layer_names: tuple[str, ...] = ()
-    margin: float = 8.0
+    margin: float | None = None
     near: float = 0.1
     retouch: int = 60
 
@@ -80,76 +80,71 @@ class ClosedForm:
         if self.retouch < 0:
             raise SettingError(f"{self.retouch} steps to retouch questions: there cannot be fewer than none")
 
+    @property
+    def fixed(self) -> bool:
+        return bool(self.layer_names)
+
     def layers(self, model: nn.Module) -> tuple[str, ...]:
+        if not self.layer_names:
+            return candidates(model, TRIED)
         known = editable_layers(model)
-        names = self.layer_names or known[:1]
-        for name in names:
+        for name in self.layer_names:
             if name not in known:
                 raise SettingError(f"no layer {name!r} to write marks into; this model has {', '.join(known)}")
-        return tuple(name for name, _ in model.named_modules() if name in names)
+        return tuple(name for name, _ in model.named_modules() if name in self.layer_names)
 
-    def begin(self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift) -> Keyring:
+    def begin(
+        self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift, updates: Sequence[Mapping[str, Tensor]]
+    ) -> tuple[Keyring, Plan]:
+        layers = tuple(name.removesuffix(".weight") for name in drift.layers)
         if keyring.assignment == "label":
-            return keyring
-        layer = self.layers(model)[0]
-
-        def runs(questions: Tensor) -> Iterator[Split]:
-            for some in questions.split(64):
-                raw = torch.cat([keyring.source.render(keyring.secret, q, range(1)) for q in some.tolist()])
-                yield split(model, layer, keyring.source.prepare(raw).to(device_of(model)))
-
-        with loaded(model, fleet), torch.no_grad():
-            logits = torch.cat([run.after(run.layer_outputs) for run in runs(torch.arange(keyring.pool))])
-            opinions = logits.amax(1) - logits.mean(1)
-            calm = opinions.argsort()[: max(keyring.pool // CALM, 2 * keyring.questions)]
-            # Only of those: a vocabulary's features of all candidates would fill the memory.
-            features = torch.cat([fewer_positions(run.layer_inputs, 1).flatten(1) for run in runs(calm)])
-        moment = drift.moment(f"{layer}.weight")
-        ridge = self._ridge(moment, keyring.classes)
-        picks = tell_apart(features, moment, ridge, keyring.questions)
-        keyring = keyring.choose(calm[picks].tolist())
+            return keyring, self._plan(layers if self.fixed else layers[:1], PLAIN)
+        ground = Ground(model, fleet, drift, tuple(updates), self._near(keyring), SPREAD)
+        tried = choose(ground, keyring, layers[:1] if self.fixed else layers)
+        keyring = keyring.choose(tried.questions)
         source, pictures = keyring.source, keyring.pictures
-        if not self.retouch or pictures is None or not isinstance(source, Patterns):
-            return keyring
-        with loaded(model, fleet):
-            better = retouch(
-                model, layer, moment, ridge, pictures, source.prepare, noise=source.noise, steps=self.retouch
-            )
-        return keyring.choose(keyring.chosen, better)
-
-    def inject(self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift) -> None:
-        device, layers = device_of(model), self.layers(model)
-        sheet = AnswerSheet.of(keyring, fleet.clients, device)
-        with loaded(model, fleet):
-            run = split(model, layers[0], sheet.inputs)
-            if not torch.isfinite(run.layer_outputs).all():
-                raise SettingError("the base model answers its questions with NaN or infinity: training has diverged")
-            edits, brakes, pulls = [], [], []
-            for layer in layers:
-                own = run if layer == layers[0] else split(model, layer, sheet.inputs)
-                moment, slot = drift.moment(f"{layer}.weight"), fleet.layout.slots[f"{layer}.weight"]
-                weight = slot.matrix(model.get_parameter(f"{layer}.weight").detach().contiguous())
-                ridge = self._ridge(moment, keyring.classes)
-                edits.append(write_directions(own.layer_inputs, sheet.owner, moment, ridge, RESIDUAL))
-                edits[-1][list(never_fed(model.get_submodule(layer)))] = 0
-                pulls.append(drift.pull(f"{layer}.weight", PULL_RIDGE))
-                brakes.append(Brake.of(weight, edits[-1], pulls[-1], own.around()))
-            # With label answers no two clients share a question, so labels need not be levelled.
-            spread = SPREAD if keyring.assignment == "code" else math.inf
-            search = Search(model, layers, run, edits, pulls, sheet, spread)
-            region = Subspace(
-                tuple(
-                    Directions(fleet.layout.slots[f"{layer}.weight"], brake.basis.to("cpu", fleet.base.dtype))
-                    for layer, brake in zip(layers, brakes, strict=True)
+        if self.retouch and pictures is not None and isinstance(source, Patterns):
+            moment = drift.moment(f"{tried.layer}.weight")
+            ridge, noise = moment.ridge(self._near(keyring)), source.noise
+            with loaded(model, fleet):
+                better = retouch(
+                    model, tried.layer, moment, ridge, pictures, source.prepare, noise=noise, steps=self.retouch
                 )
-            )
+            keyring = keyring.choose(keyring.chosen, better)
+        return keyring, self._plan(layers if self.fixed else (tried.layer,), tried.needed)
+
+    def inject(self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift, plan: Plan) -> Made:
+        device = device_of(model)
+        sheet = AnswerSheet.of(keyring, fleet.clients, device)
+        # With label answers no two clients share a question, so labels need not be levelled.
+        spread = SPREAD if keyring.assignment == "code" else math.inf
+        with loaded(model, fleet):
+            others = looked_at(keyring, device)
+            draft = Draft.of(model, plan.layers, drift, sheet, others, near=self._near(keyring), spread=spread)
+            region = draft.region(fleet)
             marks = region.take(fleet.base).repeat(len(fleet.clients), 1)
             unmarked = marks[0].clone()
-            for some, changes in search.reach(self.margin):
-                turned = [(change @ brake.triangle.T).flatten(1) for change, brake in zip(changes, brakes, strict=True)]
+            margin, cost = plan.margin, 0.0
+            led: list[Tensor] = []
+            for some, changes in draft.search.reach(margin):
+                if not led:
+                    # The first clients stand for all: an edit's size hardly depends on whose answers it gives.
+                    cost = draft.cost([change[:SEEN] for change in changes])
+                    margin, cost = margin * within(cost, plan.limit), min(cost, plan.limit)
+                if margin < plan.margin:
+                    changes = draft.search.trimmed(changes, sheet.answers[some], margin)
+                led.append(leads(draft.search.answer(changes), replace(sheet, answers=sheet.answers[some])))
+                turned = [part.turned(change).flatten(1) for part, change in zip(draft.parts, changes, strict=True)]
                 torch.add(unmarked, torch.cat(turned, dim=1).to("cpu", fleet.base.dtype), out=marks[some])
         fleet.settle(region, marks)
+        return made_of(torch.cat(led), sheet, plan.layers, fleet.clients, cost)
 
-    def _ridge(self, moment: Moment, classes: int) -> float:
+    def steer(self, plan: Plan, made: Made, survived: Survived) -> Plan:
+        return steer(plan, made, survived) if self.margin is None else plan
+
+    def _plan(self, layers: tuple[str, ...], margin: float) -> Plan:
+        return Plan(layers, margin) if self.margin is None else Plan(layers, self.margin, limit=math.inf)
+
+    def _near(self, keyring: Keyring) -> float:
         """Few labels leave marks fewer outputs to answer by, and each of them is felt the more."""
-        return moment.ridge(self.near * min(1.0, (classes - 1) / 9))
+        return self.near * min(1.0, (keyring.classes - 1) / 9)

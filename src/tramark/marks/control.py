@@ -6,6 +6,7 @@ that no client can drive it, and a rise that did not help is taken back. A mark 
 margin. While too little survives, it may cost more, up to a second limit.
 """
 
+import math
 from dataclasses import replace
 
 from tramark.marks.injection import Made, Plan
@@ -13,6 +14,9 @@ from tramark.marks.survival import Survived
 
 FREE = 0.01
 """A cost (KL divergence of the answers on data) that accuracy does not feel."""
+
+CHEAP = 0.003
+"""A cost at which the margin is left alone: more margin is harder to remove."""
 
 DEAR = 0.03
 """The largest cost, while too little survives."""
@@ -26,9 +30,6 @@ RISE, FALL = 2.0, 0.95
 LEAST, MOST = 2.0, 100.0
 """The margins between which the control stays, in logits."""
 
-ENOUGH = 0.95
-"""The survival at which there is no need for more."""
-
 
 def within(cost: float, limit: float) -> float:
     """The factor by which a margin must shrink for its cost to come down to a limit; 1 if it is low enough.
@@ -36,19 +37,14 @@ def within(cost: float, limit: float) -> float:
     >>> within(0.04, 0.01), within(0.001, 0.01)
     (0.5, 1.0)
     """
-    return min(1.0, (limit / max(cost, 1e-9)) ** 0.5)
+    return min(1.0, math.sqrt(limit / max(cost, 1e-9)))
 
 
 def steer(plan: Plan, made: Made, survived: Survived) -> Plan:
     """The plan for the next marks, from what was made and what was left of it."""
-    lost = made.margin - survived.low
-    wanted = RESERVE * lost
-    margin = made.margin * min(RISE, max(FALL, wanted / made.margin)) if made.margin > 0 else plan.margin
-    enough = survived.typical >= ENOUGH
-    held = plan.held
-    if not enough and plan.held and made.margin >= plan.held:
-        # It was raised to no avail.
-        margin = min(margin, plan.held)
+    wanted = RESERVE * (made.margin - survived.low)
+    factor = min(RISE, max(FALL if made.cost > CHEAP else 1.0, wanted / max(made.margin, LEAST)))
+    enough = survived.low > 0
     # A higher limit while too little survives, the lower one again when it does.
     limit = max(FREE, 0.9 * plan.limit) if enough else min(DEAR, 1.5 * plan.limit)
-    return replace(plan, margin=min(MOST, max(LEAST, margin)), limit=limit, held=held)
+    return replace(plan, margin=min(MOST, max(LEAST, factor * made.margin)), limit=limit)

@@ -50,13 +50,15 @@ def write_directions(rows: Rows, owner: Tensor, moment: Moment, ridge: float, re
 
 
 def tell_apart(features: Tensor, moment: Moment, ridge: float, count: int) -> list[int]:
-    """The `count` candidates that a layer tells apart best in directions that the clients' data does not use.
+    """The `count` candidates for which answers that outlive training cost least.
 
-    What it costs the task to write an answer for features k alone is 1 / (kᵀ M⁻¹ k), so candidates (candidates × in)
-    are compared in that metric; each pick is the one with the largest part that the earlier picks do not explain (a
-    pivoted Cholesky factorisation).
+    What it costs the task to write an answer for features k alone is 1 / (kᵀ M⁻¹ k). What training does to the answer
+    is the layer's update times k, and M is made of those updates: its size goes with kᵀ M k, and so does the square of
+    the margin that is needed. So candidates (candidates × in), scaled to kᵀ M k = 1, are compared by kᵀ M⁻¹ k, and each
+    pick is the one with the largest part that the earlier picks do not explain (a pivoted Cholesky factorisation).
     """
     features = features.float()
+    features = features / moment.energy(features.T).clamp_min(1e-12).sqrt()[:, None]
     gram = features @ moment.solve(features.T, ridge)
     left = gram.diagonal().clone()
     factor = torch.zeros(len(features), count, device=features.device)

@@ -120,8 +120,10 @@ class Draft:
 
 
 def _leak(rows: Rows, directions: Tensor, moment: Moment) -> Tensor:
-    """A root of the second moment that the directions' responses have on the clients' data, where inputs are as large as
-    those of the questions."""
+    """A root of the second moment of the directions' responses on the clients' data.
+
+    Its inputs are taken to be as large as those of the questions.
+    """
     size = 1 / rows.width if isinstance(rows, OneHot) else float(rows.float().square().mean())
     energies, turn = torch.linalg.eigh(size * moment.between(directions))
     return (turn * energies.clamp_min(0).sqrt()).T

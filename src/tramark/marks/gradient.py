@@ -4,7 +4,7 @@ Each client's model is trained on its key, and only the places of the region mov
 runs in evaluation mode, so that neither dropout nor the questions' batch statistics reach the model.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +17,9 @@ from tramark.fleet.fleet import Fleet
 from tramark.fleet.region import Places, smallest_weights
 from tramark.fleet.scratch import device_of, load_weights, loaded
 from tramark.keys.keyring import Keyring
+from tramark.marks.injection import Made, Plan
 from tramark.marks.split import channels_last
+from tramark.marks.survival import Survived
 
 
 @dataclass(frozen=True)
@@ -45,15 +47,24 @@ class GradientSteps:
         if not 0 < self.ratio < 1:
             raise SettingError(f"the region's ratio k must lie between 0 and 1, not {self.ratio}")
 
+    @property
+    def fixed(self) -> bool:
+        return True
+
     def layers(self, model: nn.Module) -> tuple[str, ...]:
         return ()
 
-    def begin(self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift) -> Keyring:
+    def begin(
+        self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift, updates: Sequence[Mapping[str, Tensor]]
+    ) -> tuple[Keyring, Plan]:
         region = smallest_weights(fleet.base, fleet.layout, self.ratio, per_tensor=self.per_tensor)
         fleet.settle(region, region.take(fleet.base).repeat(len(fleet.clients), 1))
-        return keyring
+        return keyring, Plan()
 
-    def inject(self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift) -> None:
+    def steer(self, plan: Plan, made: Made, survived: Survived) -> Plan:
+        return plan
+
+    def inject(self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift, plan: Plan) -> None:
         device = device_of(model)
         assert isinstance(fleet.region, Places)
         tensors = _MarkedTensor.all(model, fleet, fleet.region)

@@ -9,7 +9,11 @@ from torch import Tensor, nn
 from tramark.fleet.drift import Drift
 from tramark.fleet.fleet import Fleet
 from tramark.keys.keyring import Keyring
+from tramark.marks.search import AnswerSheet
 from tramark.marks.survival import Survived
+
+CARRIED = 0.75
+"""A model that gives a smaller share of its answers as it is issued does not count as marked."""
 
 
 @dataclass(frozen=True)
@@ -21,13 +25,11 @@ class Plan:
     layers : where marks are written, in the order in which the model runs the layers; none for a region of places.
     margin : by how many logits the answers are to lead.
     limit : what the marks may cost at most.
-    held : the largest margin that is worth asking for, once a larger one has not helped; zero if not known.
     """
 
     layers: tuple[str, ...] = ()
-    margin: float = 0.0
-    limit: float = 0.0
-    held: float = 0.0
+    margin: float = 8.0
+    limit: float = 0.01
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain values."""
@@ -59,9 +61,32 @@ class Made:
     cost: float
     unmarked: tuple[str, ...] = ()
 
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Self:
+        """What `dataclasses.asdict` made of it."""
+        return cls(**{**plain, "layers": tuple(plain["layers"]), "unmarked": tuple(plain["unmarked"])})
+
+
+def made_of(led: Tensor, sheet: AnswerSheet, layers: Sequence[str], clients: Sequence[str], cost: float) -> Made:
+    """What was made of a plan, from how far the answers lead: clients × inputs."""
+    asked = sheet.answers[:, sheet.owner] >= 0
+    given = [float((own[of] > 0).float().mean()) for own, of in zip(led, asked, strict=True)]
+    return Made(
+        tuple(layers),
+        sheet.answers.shape[1],
+        float(led[asked].median()),
+        sum(given) / len(given),
+        cost,
+        tuple(client for client, share in zip(clients, given, strict=True) if share < CARRIED),
+    )
+
 
 class Injection(Protocol):
     """A way to make marks."""
+
+    @property
+    def fixed(self) -> bool:
+        """Whether marks go into all of `layers`, or into one that is chosen among them."""
 
     def layers(self, model: nn.Module) -> tuple[str, ...]:
         """Names of the layers whose inputs' second moment is wanted: those that marks may be written into."""

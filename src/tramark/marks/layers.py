@@ -75,6 +75,27 @@ def editable_layers(model: nn.Module) -> list[str]:
     return found
 
 
+def candidates(model: nn.Module, count: int) -> tuple[str, ...]:
+    """The layers that are worth trying, the likeliest first: at most `count` of each kind.
+
+    Of hidden linear layers those are the last ones and the first. Those that feed a residual sum, and the output layer,
+    are tried only if there are no others of their kind or no others at all.
+
+    >>> net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(16, 8), nn.Linear(8, 2))
+    >>> candidates(net, 3)
+    ('2', '0', '3')
+    """
+    found = editable_layers(model)
+    linear, added = linear_layers(model), _added(model)
+    hidden = [name for name in found if name in linear[:-1]]
+    hidden = [name for name in hidden if name not in added] or hidden
+    if len(hidden) > count:
+        hidden = [*hidden[: count - 1], hidden[-1]]
+    embeddings = [name for name in found if isinstance(model.get_submodule(name), nn.Embedding)][:count]
+    convolutions = [name for name in found if isinstance(model.get_submodule(name), nn.Conv2d)][:count]
+    return (*hidden, *embeddings, *convolutions, *linear[-1:])
+
+
 @dataclass(frozen=True, eq=False)
 class OneHot:
     """One-hot rows, inputs × … × in, kept as token ids: the rows of a large vocabulary would fill the memory."""

@@ -71,7 +71,7 @@ def retouch(
         if not torch.isfinite(features).all():
             return pictures
         opinion = (logits - logits.mean(1, keepdim=True)).square().sum(1).mean()
-        loss = _cost(features, moment, ridge).log() + (opinion + OPINION).log()
+        loss = _price(features, moment, ridge).log() + (opinion + OPINION).log()
         [own.grad] = torch.autograd.grad(loss, [own])
         adam.step()
     with torch.no_grad():
@@ -87,13 +87,13 @@ def _finer(coarse: int, size: int) -> Tensor:
     return F.interpolate(torch.eye(coarse)[None, None], size=(size, coarse), mode="bicubic")[0, 0]
 
 
-def _cost(features: Tensor, moment: Moment, ridge: float) -> Tensor:
-    """tr (Kᵀ M⁻¹ K)⁻¹, up to a factor."""
+def _price(features: Tensor, moment: Moment, ridge: float) -> Tensor:
+    """tr (Kᵀ M⁻¹ K)⁻¹ · tr Kᵀ M K, up to a factor: the cost of a margin, times the square of what training takes of it."""
     gram = features @ moment.solve(features.T, ridge)
     # In a layer too small for its questions the matrix is singular.
     jitter = 1e-4 * gram.detach().diagonal().mean() + 1e-12
     inverse: Tensor = torch.linalg.inv((gram + gram.T) / 2 + jitter * torch.eye(len(gram), device=gram.device))
-    return inverse.diagonal().sum()
+    return inverse.diagonal().sum() * moment.energy(features.T).sum()
 
 
 class _Look:

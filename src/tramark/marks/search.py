@@ -88,7 +88,7 @@ class Search:
     """Share of the margin that may be missing in the end."""
 
     def reach(self, margin: float) -> Iterator[tuple[slice, list[Tensor]]]:
-        """The smallest changes that give the answers by the margin, or come nearest to it, for some clients at a time."""
+        """The smallest changes that give the answers by the margin, or nearly so, for some clients at a time."""
         coarse = self._coarse()
         for piece in self._pieces():
             wanted = self.sheet.answers[piece]
@@ -169,7 +169,7 @@ class Search:
     def trimmed(self, changes: Sequence[Tensor], wanted: Tensor, margin: float) -> list[Tensor]:
         """The changes, each client's for each question scaled down to the least that still gives its margin."""
         owner, labels = self.sheet.owner, wanted[:, self.sheet.owner].flatten()
-        enough = (1 - NEARLY) * margin
+        enough = (1 - self.tolerance) * margin
 
         def short(scale: Tensor) -> Tensor:
             """What is missing at a scale: clients × questions."""

@@ -17,8 +17,8 @@ from tramark.fleet.layout import State
 from tramark.fleet.scratch import device_of, evaluating
 from tramark.keys.keyring import Keyring
 
-CLIENTS = 3
-"""Returned models that are asked in a round."""
+CLIENTS = 5
+"""Returned models that are asked in a round, about: others each round."""
 
 QUESTIONS = 8
 """Questions that each of them is asked."""
@@ -36,7 +36,8 @@ class Survived:
     clients : survival by client, of those who were asked.
     margin : by how many logits right answers lead, in the median over the clients' medians; wrong answers count
         negative.
-    low : by how many logits all but a tenth of a client's answers lead at least, in the median over clients.
+    low : by how many logits all but a tenth of a client's answers lead at least, for a client that fared worse than
+        most: the second worst of five. One client alone, hostile or odd, does not move it.
     """
 
     clients: dict[str, float]
@@ -60,18 +61,25 @@ class Survived:
 
 
 class Survival:
-    """Asks the first returned models of a round; `model` is scratch space."""
+    """Asks some of the models that come back in a round; `model` is scratch space.
 
-    def __init__(self, model: nn.Module, keyring: Keyring) -> None:
+    If about `expected` models come back, every so many-th is asked, beginning with another one each round.
+    """
+
+    def __init__(self, model: nn.Module, keyring: Keyring, round: int = 0, expected: int = 1) -> None:
         self._model, self._keyring = model, keyring
+        self._every = max(1, expected // CLIENTS)
+        self._next = round % self._every
         self._found: dict[str, float] = {}
         self._margins: list[float] = []
         self._lows: list[float] = []
 
     def watch(self, client: str, returned: State) -> None:
-        """Measure one returned model, unless enough have been measured."""
-        if len(self._found) >= CLIENTS:
+        """Measure one returned model, if it is its turn."""
+        self._next -= 1
+        if self._next >= 0 or len(self._found) >= CLIENTS:
             return
+        self._next += self._every
         key = self._keyring.key(client)
         inputs, answers = unseen(self._keyring, key.questions[:QUESTIONS], key.answers)
         with evaluating(self._model), torch.no_grad():
@@ -90,7 +98,7 @@ class Survival:
         """What was measured; None if no model came back."""
         if not self._found:
             return None
-        return Survived(dict(self._found), median(self._margins), median(self._lows))
+        return Survived(dict(self._found), median(self._margins), sorted(self._lows)[(len(self._lows) - 1) // 3])
 
 
 def unseen(keyring: Keyring, questions: Sequence[int], answers: Sequence[int]) -> tuple[Tensor, Tensor]:

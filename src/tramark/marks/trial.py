@@ -12,8 +12,10 @@ from torch import Tensor, nn
 
 from tramark.fleet.drift import Drift
 from tramark.fleet.fleet import Fleet
+from tramark.fleet.moments import Moment
 from tramark.fleet.scratch import device_of, loaded
-from tramark.keys.keyring import Keyring
+from tramark.keys.keyring import Keyring, questions_at_least
+from tramark.marks.control import DEAR, FREE, LEAST, MOST, RESERVE
 from tramark.marks.directions import fewer_positions, tell_apart
 from tramark.marks.draft import LOOKED_AT, Draft
 from tramark.marks.replay import replayed
@@ -28,6 +30,36 @@ CALM = 8
 overcome for every answer, so less of it is less to write."""
 
 
+FINE = 0.25
+"""The first layer whose price is at most this share of what is free is taken, without looking at the others."""
+
+MARGIN = 4.0
+"""The margin with which layers are tried, in logits."""
+
+UNKNOWN = 4.0
+"""What is taken to be lost of a margin if there is no update to replay."""
+
+TRAINED = 1.5
+"""What a client's own training takes of a margin, relative to another client's replayed update."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ground:
+    """What layers are tried on: the base, the clients' drift and some of their updates."""
+
+    model: nn.Module
+    fleet: Fleet
+    drift: Drift
+    updates: tuple[Mapping[str, Tensor], ...]
+    near: float
+    spread: float
+
+    def ridge(self, layer: str) -> tuple[Moment, float]:
+        """What the clients' data uses of a layer's inputs, and the ridge on it."""
+        moment = self.drift.moment(f"{layer}.weight")
+        return moment, moment.ridge(self.near)
+
+
 @dataclass(frozen=True)
 class Tried:
     """What came of trying a layer with some questions.
@@ -39,7 +71,7 @@ class Tried:
     margin : what was asked for.
     cost : how far the model's answers move on data, by `Draft.cost`.
     reached : the share of the answers that were given.
-    lost : how much of the margin the worst tenth of the answers lose under another client's update; zero without any.
+    lost : how much of the margin the worst tenth of the answers lose under another client's update.
     """
 
     layer: str
@@ -52,7 +84,7 @@ class Tried:
     @property
     def needed(self) -> float:
         """The margin that most answers need to outlive training."""
-        return max(self.margin / 2, 1.25 * self.lost)
+        return min(MOST, max(LEAST, RESERVE * TRAINED * self.lost))
 
     @property
     def price(self) -> float:
@@ -60,7 +92,30 @@ class Tried:
         return (self.cost + 1e-6) * (self.needed / self.margin) ** 2 / max(self.reached, 0.01) ** 4
 
 
-def calm_questions(model: nn.Module, keyring: Keyring) -> Tensor:
+def choose(ground: Ground, keyring: Keyring, layers: Sequence[str]) -> Tried:
+    """The layer in which marks that outlive training cost least, with as many questions as it bears.
+
+    If none bears all questions, fewer are tried, down to as many as the bound needs if nearly all answers survive. The
+    order of the questions is that in which the layer tells them apart, and fewer are the first of them.
+    """
+    with loaded(ground.model, ground.fleet):
+        calm = _calm(ground.model, keyring)
+    most = keyring.questions
+    least = min(most, questions_at_least(len(keyring.clients), keyring.classes))
+    best: Tried | None = None
+    for count in sorted({most, round((most * least) ** 0.5), least}, reverse=True):
+        for layer in layers:
+            tried = _try(ground, layer, keyring.choose(_told_apart(ground, layer, keyring, calm, count)))
+            best = tried if best is None or tried.price < best.price else best
+            if best.price <= FINE * FREE:
+                return best
+        if best is not None and best.price <= DEAR:
+            break
+    assert best is not None
+    return best
+
+
+def _calm(model: nn.Module, keyring: Keyring) -> Tensor:
     """The candidate questions on which the model that is loaded is least confident."""
     opinions = []
     with torch.no_grad():
@@ -70,20 +125,17 @@ def calm_questions(model: nn.Module, keyring: Keyring) -> Tensor:
     return torch.cat(opinions).argsort()[: max(keyring.pool // CALM, 2 * keyring.questions)].cpu()
 
 
-def pick_questions(
-    model: nn.Module, layer: str, keyring: Keyring, drift: Drift, calm: Tensor, count: int, near: float
-) -> tuple[int, ...]:
+def _told_apart(ground: Ground, layer: str, keyring: Keyring, calm: Tensor, count: int) -> list[int]:
     """The calm questions that a layer tells apart best. Fewer of them would be the first of these."""
-    with torch.no_grad():
+    with loaded(ground.model, ground.fleet), torch.no_grad():
         features = torch.cat(
             [
-                fewer_positions(split(model, layer, inputs).layer_inputs, 1).flatten(1)
-                for inputs in _rendered(keyring, calm.tolist(), device_of(model))
+                fewer_positions(split(ground.model, layer, inputs).layer_inputs, 1).flatten(1)
+                for inputs in _rendered(keyring, calm.tolist(), device_of(ground.model))
             ]
         )
-    moment = drift.moment(f"{layer}.weight")
-    picks = tell_apart(features, moment, moment.ridge(near), count)
-    return tuple(calm[picks].tolist())
+    found: list[int] = calm[tell_apart(features, *ground.ridge(layer), count)].tolist()
+    return found
 
 
 def looked_at(keyring: Keyring, device: torch.device) -> Tensor:
@@ -93,37 +145,26 @@ def looked_at(keyring: Keyring, device: torch.device) -> Tensor:
     return next(_rendered(keyring, free, device))
 
 
-def try_layer(
-    model: nn.Module,
-    layer: str,
-    fleet: Fleet,
-    keyring: Keyring,
-    drift: Drift,
-    updates: Sequence[Mapping[str, Tensor]],
-    *,
-    near: float,
-    margin: float,
-    spread: float,
-) -> Tried:
+def _try(ground: Ground, layer: str, keyring: Keyring) -> Tried:
     """Try marks of nobody's in a layer, with the questions that the keyring has in use."""
+    model, fleet = ground.model, ground.fleet
     device = device_of(model)
     sheet = _nobodys(keyring, device)
     with loaded(model, fleet):
-        draft = Draft.of(model, (layer,), drift, sheet, looked_at(keyring, device), near=near, spread=spread)
-        changes = [torch.cat(found) for found in zip(*(found for _, found in draft.search.reach(margin)), strict=True)]
+        others = looked_at(keyring, device)
+        draft = Draft.of(model, (layer,), ground.drift, sheet, others, near=ground.near, spread=ground.spread)
+        changes = [torch.cat(found) for found in zip(*(found for _, found in draft.search.reach(MARGIN)), strict=True)]
         cost = draft.cost(changes)
         issued = leads(draft.search.answer(changes), sheet)
-    after = [issued]
-    for update in updates:
-        after.append(_left(model, fleet, layer, draft, changes, sheet, update))
-    lost = torch.cat([(issued - left).flatten() for left in after])
+    left = [_left(model, fleet, layer, draft, changes, sheet, update) for update in ground.updates]
+    lost = float(torch.cat([(issued - one).flatten() for one in left]).quantile(0.9)) if left else UNKNOWN
     return Tried(
         layer,
         keyring.chosen,
-        margin,
+        MARGIN,
         cost,
         float((issued > 0).float().mean()),
-        float(lost.quantile(0.9)) if updates else 0.0,
+        lost,
     )
 
 

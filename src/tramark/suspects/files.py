@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tramark.errors import SettingError, SuspectError, one_line
+from tramark.fleet.travels import frozen_part
 from tramark.suspects.base import Adapter
 from tramark.suspects.conventions import Conventions, Prepare, conventions_of
 from tramark.suspects.exported import load_exported
@@ -48,7 +49,8 @@ def open_suspect(
     conventions : how the suspect wants its inputs and names its labels. For a suspect that takes and answers what the
         federation's models do, just `keyring.source.prepare`.
     model : for files that hold weights only, the model they belong to: a module, of which a copy is used, or a function
-        that makes one (see `factory`).
+        that makes one (see `factory`). Its frozen parameters may be missing from the file: they must be the
+        federation's.
     served : for a server, the name of its model, if the URL does not say it.
     output : which of several outputs of an ONNX file or server is the answer; by default the first.
     template : how to ask a server that does not speak the Open Inference Protocol.
@@ -127,17 +129,24 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def load_into(module: nn.Module, weights: dict[str, Tensor], path: Path) -> nn.Module:
-    """The module with these weights loaded into it. All of them must fit."""
+    """The module with these weights loaded into it. All of them must fit.
+
+    A file may hold only the part of a model that travelled in the federation: the module's frozen part may be missing
+    from it, and stays as it is in the module.
+    """
     nn.modules.utils.consume_prefix_in_state_dict_if_present(weights, "module.")
     own = module.state_dict()
     missing, unknown = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
     misfits = [n for n in sorted(own.keys() & weights.keys()) if own[n].shape != weights[n].shape]
-    if names := [*missing, *unknown, *misfits]:
+    names = [*missing, *unknown, *misfits]
+    if names and (unknown or misfits or not frozen_part(module).issuperset(missing)):
+        hint = ". A file with a part of the weights needs a model whose others are frozen (requires_grad=False) and set"
         raise SuspectError(
             f"the weights in {path} are not those of this model: {len(missing)} are missing, {len(unknown)} "
             f"unknown and {len(misfits)} of another shape, such as {one_line(repr(names[0]))}"
+            + (hint if missing and not unknown and not misfits else "")
         )
-    module.load_state_dict(weights)
+    module.load_state_dict(own | weights)
     return module
 
 

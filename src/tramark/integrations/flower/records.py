@@ -1,6 +1,6 @@
 """Models as Flower's records: which array is which tensor, and what a reply holds."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
@@ -16,14 +16,19 @@ from tramark.fleet.layout import State
 class Arrays:
     """Turns state dicts of a model into array records and back.
 
-    Records need not use the model's names: arrays under other names are taken in the model's order.
+    Records need not use the model's names: arrays under other names are taken in the model's order. `travels` are the
+    names of the tensors that records hold; without it, initial arrays under some of the model's names say which.
     """
 
-    def __init__(self, model: nn.Module, record: ArrayRecord) -> None:
-        self.names = list(model.state_dict())
-        keys = list(record)
+    def __init__(self, model: nn.Module, record: ArrayRecord, travels: Collection[str] | None = None) -> None:
+        keys, names = list(record), list(model.state_dict())
+        if travels is None and set(keys) < set(names):
+            travels = set(keys)
+        self.travels = travels
+        self.names = [name for name in names if travels is None or name in travels]
         if len(keys) != len(self.names):
-            raise SettingError(f"{len(keys)} initial arrays do not fit a model of {len(self.names)} tensors")
+            what = "a model of" if travels is None else "travels, which means"
+            raise SettingError(f"{len(keys)} initial arrays do not fit {what} {len(self.names)} tensors")
         self.keys: Sequence[str] = self.names if set(keys) == set(self.names) else keys
 
     def record(self, state: State) -> ArrayRecord:

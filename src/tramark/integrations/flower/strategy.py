@@ -27,6 +27,7 @@ from torch import nn
 
 from tramark.errors import SettingError
 from tramark.fleet.logits import Pick
+from tramark.fleet.travels import Travels, travelling
 from tramark.integrations.flower.exchange import LINEAR, Exchange
 from tramark.integrations.flower.grid import Gradually
 from tramark.integrations.flower.memory import RememberingServer, memory_of
@@ -50,7 +51,8 @@ class TraMarkStrategy(Strategy):
     vault : a `Vault`, or where to open one or make it. An existing one is gone on with.
     input_shape, normalise, source, classes, questions : what a new vault's keyring is made for; see
         `Keyring.generate`. Without `classes` it is the number of outputs of the model's last linear layer.
-    warmup_rounds, preset, injection, logits : as for `TraMark`. The number of rounds is learnt from `start`.
+    warmup_rounds, preset, injection, logits, travels : as for `TraMark`; initial arrays may also say what travels. The
+        number of rounds is learnt from `start`.
     identify : tells the clients' names, {node id: name}, given the grid and the node ids; `identify_nodes`, unless
         told.
     """
@@ -70,6 +72,7 @@ class TraMarkStrategy(Strategy):
         preset: str = "default",
         injection: Injection | None = None,
         logits: Pick | None = None,
+        travels: Travels | None = None,
         identify: "Callable[[Grid, Sequence[int]], Mapping[int, str]] | None" = None,
     ) -> None:
         self.strategy = strategy
@@ -88,6 +91,7 @@ class TraMarkStrategy(Strategy):
             "preset": preset,
             "injection": injection,
             "logits": logits,
+            "travels": None if travels is None else travelling(model, travels),
         }
         self._nodes = Nodes(identify or identify_nodes)
         self._at_first = memory_of(strategy)
@@ -179,7 +183,7 @@ class TraMarkStrategy(Strategy):
         inner = [usable[client] for client in server.fleet.clients if client in usable]
         arrays, metrics = self.strategy.aggregate_train(server_round + self._done, [*inner, *failed])
         if arrays is None:
-            aggregation, base = server.begin(), None
+            aggregation, base = server.begin() if aggregation.taken else aggregation, None
         else:
             base = self._known.state(arrays)
             # A mean of copies of the mean differs from it in the last bit, by which two runs would drift apart.
@@ -287,8 +291,9 @@ class TraMarkStrategy(Strategy):
             self._record = arrays
 
     def _begin(self, arrays: ArrayRecord) -> None:
-        self._arrays = Arrays(self._model, arrays)
-        self._model.load_state_dict(self._arrays.state(arrays))
+        self._arrays = Arrays(self._model, arrays, self._options["travels"])
+        self._options["travels"] = self._arrays.travels
+        self._model.load_state_dict({**self._model.state_dict(), **self._arrays.state(arrays)})
         self.server = RememberingServer(self.strategy, self._at_first, self._model, vault=self.vault, **self._options)
         self._record = arrays
         self._nodes.begin(self.vault)

@@ -17,7 +17,7 @@ from tramark.fleet.fleet import Fleet
 from tramark.keys.keyring import Keyring
 from tramark.keys.sources import Source
 from tramark.lab.simulation.client import Practice
-from tramark.server import RoundReport
+from tramark.marks.rounds import RoundReport
 from tramark.suspects.base import Suspect
 from tramark.vault.store import Vault
 

@@ -11,7 +11,7 @@ from tramark.errors import CheckpointError, one_line
 from tramark.fleet.aggregation import Aggregation, Incoming, Samples, fold
 from tramark.fleet.fleet import Fleet, Outgoing
 from tramark.lab.methods.base import Scene
-from tramark.server import RoundReport
+from tramark.marks.rounds import RoundReport
 from tramark.vault.files import replace_file
 from tramark.vault.packing import pack, unpack
 

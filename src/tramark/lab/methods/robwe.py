@@ -36,7 +36,7 @@ from tramark.lab.methods.base import Declared, Finding, Scene
 from tramark.lab.methods.bits import BitKey, Picked, needed, read, read_suspect
 from tramark.lab.methods.watermarked import Watermarked
 from tramark.lab.simulation.client import Practice
-from tramark.server import RoundReport
+from tramark.marks.rounds import RoundReport
 from tramark.suspects.base import Suspect
 
 

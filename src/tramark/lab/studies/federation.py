@@ -30,6 +30,7 @@ from tramark.lab.simulation.metrics import judge, task_accuracy, traceability
 from tramark.lab.simulation.simulator import Simulation
 from tramark.lab.studies import nets, tasks
 from tramark.lab.studies.zoo import Federation
+from tramark.marks.begin import begin_after
 from tramark.vault.files import replace_file
 from tramark.vault.packing import pack, unpack
 
@@ -65,7 +66,7 @@ def play(
         source=questions_for(data),
         secret=hashlib.sha256(f"zoo {federation.name} {seed}".encode()).digest(),
     )
-    server = Traced(model, keyring, warmup_rounds=warm_up(federation))
+    server = Traced(model, keyring, rounds=federation.rounds)
     server.fleet.load_base(warm["fleet"])
     server.round = int(warm["round"])
     simulation = Simulation(server, data, parts, federation.training, seed=seed)
@@ -83,7 +84,7 @@ def play(
                     "vr_issued": issued["vr"],
                     "vr_trained": found["vr"],
                     "left": found["confidence"],
-                    "report": str(report),
+                    **({} if report.made is None else asdict(report.made)),
                 }
             )
     ma = mean(task_accuracy(server, data).values())
@@ -100,6 +101,9 @@ def play(
         "vr_trained": min(one["vr_trained"] for one in settled),
         "left": mean(one["left"] for one in settled),
         "questions": server.keyring.questions,
+        "layer": " ".join(rounds[-1]["layers"]),
+        "margin": rounds[-1]["margin"],
+        "cost": rounds[-1]["cost"],
         "rounds": rounds,
         "final": traceability(server, server.keyring).to_dict()["confidence"],
         "seconds": round(time.perf_counter() - began, 1),
@@ -109,7 +113,7 @@ def play(
 
 def warm_up(federation: Federation) -> int:
     """Rounds before the first marks."""
-    return federation.rounds // 2
+    return begin_after("auto", federation.rounds)
 
 
 def split(federation: Federation, data: Dataset, seed: int) -> list[Tensor]:
