@@ -126,4 +126,5 @@ def _leak(rows: Rows, directions: Tensor, moment: Moment) -> Tensor:
     """
     size = 1 / rows.width if isinstance(rows, OneHot) else float(rows.float().square().mean())
     energies, turn = torch.linalg.eigh(size * moment.between(directions))
-    return (turn * energies.clamp_min(0).sqrt()).T
+    root: Tensor = (turn * energies.clamp_min(0).sqrt()).T
+    return root

@@ -52,11 +52,11 @@ class Lifting(TorchFunctionMode):
 
 class _Lift(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, limit: float) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, inputs: Tensor, limit: float) -> Tensor:
         ctx.save_for_backward(inputs <= limit)
         return torch.zeros((), device=inputs.device).expand_as(inputs)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (off,) = ctx.saved_tensors
         return SLOPE * gradient.clamp_max(0) * off, None

@@ -102,7 +102,8 @@ class _ConvNeXtBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm(self.depthwise(x).permute(0, 2, 3, 1))
         y = self.scale * self.down(F.gelu(self.up(y)))
-        return x + y.permute(0, 3, 1, 2)
+        added: Tensor = x + y.permute(0, 3, 1, 2)
+        return added
 
 
 def convnext(data: Dataset) -> nn.Module:
@@ -146,7 +147,9 @@ class _Encoder(nn.Module):
 class _Recurrent(nn.Module):
     """An LSTM or GRU over tokens, its last or mean state, and a head of one or two layers."""
 
-    def __init__(self, data: Dataset, kind: type[nn.RNNBase], *, both_ways: bool, hidden: int | None) -> None:
+    def __init__(
+        self, data: Dataset, kind: type[nn.LSTM] | type[nn.GRU], *, both_ways: bool, hidden: int | None
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(data.vocabulary, 64, padding_idx=0)
         self.rnn = kind(64, 64, batch_first=True, bidirectional=both_ways)

@@ -77,7 +77,8 @@ def as_tokens(name: str) -> Callable[[Path | None], Dataset]:
             shade = (blocks.mean((1, 2)) / 16).long()
             down = (blocks[:, 2:].mean((1, 2)) > blocks[:, :2].mean((1, 2))).long()
             across = (blocks[:, :, 2:].mean((1, 2)) > blocks[:, :, :2].mean((1, 2))).long()
-            return 2 + 4 * shade + 2 * down + across
+            found: Tensor = 2 + 4 * shade + 2 * down + across
+            return found
 
         return replace(
             whole,
