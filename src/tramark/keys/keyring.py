@@ -301,10 +301,18 @@ def questions_needed(clients: int, classes: int, *, false_accusation: float = 1e
 
 
 def questions_at_least(clients: int, classes: int, *, false_accusation: float = 1e-6) -> int:
-    """So few questions that four fifths of the answers, matched, convict one of `clients` at the bound.
+    """So few questions that a model in which 65 % of the marks survive is still convicted among `clients` at the bound.
+
+    The other answers are right by chance, one in `classes`.
 
     >>> questions_at_least(10, 10), questions_at_least(10, 2), questions_at_least(100, 200)
-    (12, 36, 12)
+    (16, 60, 12)
     """
-    matches = math.ceil(math.log(max(clients, 10) / false_accusation) / math.log(max(classes, 2)))
-    return max(12, 4 * math.ceil(1.5 * matches / 4))
+    chance, survive = 1 / classes, 0.65
+    count = 12
+    while True:
+        matches = range(math.ceil(count * (survive + (1 - survive) * chance)), count + 1)
+        tail = sum(math.comb(count, k) * chance**k * (1 - chance) ** (count - k) for k in matches)
+        if max(clients, 10) * tail <= false_accusation:
+            return count
+        count += 4

@@ -27,12 +27,10 @@ from tramark.fleet.drift import Drift
 from tramark.fleet.fleet import Fleet
 from tramark.fleet.scratch import device_of, loaded
 from tramark.keys.keyring import Keyring
-from tramark.keys.pictures import Patterns
 from tramark.marks.control import steer, within
 from tramark.marks.draft import Draft
 from tramark.marks.injection import Made, Plan, made_of
 from tramark.marks.layers import candidates, editable_layers
-from tramark.marks.retouch import retouch
 from tramark.marks.search import AnswerSheet, leads
 from tramark.marks.survival import Survived
 from tramark.marks.trial import Ground, choose, looked_at
@@ -100,17 +98,7 @@ class ClosedForm:
         if keyring.assignment == "label":
             return keyring, self._plan(layers if self.fixed else layers[:1], PLAIN)
         ground = Ground(model, fleet, drift, tuple(updates), self._near(keyring), SPREAD)
-        tried = choose(ground, keyring, layers[:1] if self.fixed else layers)
-        keyring = keyring.choose(tried.questions)
-        source, pictures = keyring.source, keyring.pictures
-        if self.retouch and pictures is not None and isinstance(source, Patterns):
-            moment = drift.moment(f"{tried.layer}.weight")
-            ridge, noise = moment.ridge(self._near(keyring)), source.noise
-            with loaded(model, fleet):
-                better = retouch(
-                    model, tried.layer, moment, ridge, pictures, source.prepare, noise=noise, steps=self.retouch
-                )
-            keyring = keyring.choose(keyring.chosen, better)
+        tried, keyring = choose(ground, keyring, layers[:1] if self.fixed else layers, self.retouch)
         return keyring, self._plan(layers if self.fixed else (tried.layer,), tried.needed)
 
     def inject(self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift, plan: Plan) -> Made:

@@ -15,14 +15,17 @@ from tramark.marks.survival import Survived
 FREE = 0.01
 """A cost (KL divergence of the answers on data) that accuracy does not feel."""
 
-CHEAP = 0.003
-"""A cost at which the margin is left alone: more margin is harder to remove."""
+CHEAP = 0.004
+"""A cost at which more margin than is needed is asked for: it is harder to remove."""
 
 DEAR = 0.03
 """The largest cost, while too little survives."""
 
 RESERVE = 1.25
 """The margin asked for, relative to what the worst tenth of the answers lost."""
+
+PLENTY = 2.5
+"""The same where margin is cheap."""
 
 RISE, FALL = 2.0, 0.95
 """The largest factors by which the margin changes in a round."""
@@ -42,8 +45,10 @@ def within(cost: float, limit: float) -> float:
 
 def steer(plan: Plan, made: Made, survived: Survived) -> Plan:
     """The plan for the next marks, from what was made and what was left of it."""
-    wanted = RESERVE * (made.margin - survived.low)
-    factor = min(RISE, max(FALL if made.cost > CHEAP else 1.0, wanted / max(made.margin, LEAST)))
+    lost = made.margin - survived.low
+    free = made.margin * math.sqrt(CHEAP / max(made.cost, 1e-9))
+    wanted = min(max(RESERVE * lost, free), PLENTY * lost)
+    factor = min(RISE, max(FALL, wanted / max(made.margin, LEAST)))
     enough = survived.low > 0
     # A higher limit while too little survives, the lower one again when it does.
     limit = max(FREE, 0.9 * plan.limit) if enough else min(DEAR, 1.5 * plan.limit)

@@ -15,10 +15,12 @@ from tramark.fleet.fleet import Fleet
 from tramark.fleet.moments import Moment
 from tramark.fleet.scratch import device_of, loaded
 from tramark.keys.keyring import Keyring, questions_at_least
+from tramark.keys.pictures import Patterns
 from tramark.marks.control import DEAR, FREE, LEAST, MOST, RESERVE
 from tramark.marks.directions import fewer_positions, tell_apart
 from tramark.marks.draft import LOOKED_AT, Draft
 from tramark.marks.replay import replayed
+from tramark.marks.retouch import retouch
 from tramark.marks.search import AnswerSheet, leads
 from tramark.marks.split import channels_last, split
 
@@ -92,27 +94,42 @@ class Tried:
         return (self.cost + 1e-6) * (self.needed / self.margin) ** 2 / max(self.reached, 0.01) ** 4
 
 
-def choose(ground: Ground, keyring: Keyring, layers: Sequence[str]) -> Tried:
-    """The layer in which marks that outlive training cost least, with as many questions as it bears.
+def choose(ground: Ground, keyring: Keyring, layers: Sequence[str], retouch_steps: int) -> tuple[Tried, Keyring]:
+    """The layer in which marks that outlive training cost least, and the keyring with as many questions as it bears.
 
-    If none bears all questions, fewer are tried, down to as many as the bound needs if nearly all answers survive. The
+    If it does not bear all questions, fewer are tried, down to as many as the bound needs if most answers survive. The
     order of the questions is that in which the layer tells them apart, and fewer are the first of them.
     """
     with loaded(ground.model, ground.fleet):
         calm = _calm(ground.model, keyring)
-    most = keyring.questions
-    least = min(most, questions_at_least(len(keyring.clients), keyring.classes))
-    best: Tried | None = None
-    for count in sorted({most, round((most * least) ** 0.5), least}, reverse=True):
-        for layer in layers:
-            tried = _try(ground, layer, keyring.choose(_told_apart(ground, layer, keyring, calm, count)))
-            best = tried if best is None or tried.price < best.price else best
-            if best.price <= FINE * FREE:
-                return best
-        if best is not None and best.price <= DEAR:
+    most, best = keyring.questions, None
+    for layer in layers:
+        order = _told_apart(ground, layer, keyring, calm, most)
+        tried = _try(ground, layer, keyring.choose(order))
+        if best is None or tried.price < best.price:
+            best = tried
+        if best.price <= FINE * FREE:
             break
     assert best is not None
-    return best
+    least = min(most, questions_at_least(len(keyring.clients), keyring.classes))
+    for count in sorted({most, round((most * least) ** 0.5), least}, reverse=True):
+        chosen = _retouched(ground, best.layer, keyring.choose(best.questions[:count]), retouch_steps)
+        best = _try(ground, best.layer, chosen)
+        if best.price <= DEAR:
+            break
+    return best, chosen
+
+
+def _retouched(ground: Ground, layer: str, keyring: Keyring, steps: int) -> Keyring:
+    """The keyring with its chosen questions retouched for a layer, if they are pictures that can be."""
+    source, pictures = keyring.source, keyring.pictures
+    if not steps or pictures is None or not isinstance(source, Patterns):
+        return keyring
+    with loaded(ground.model, ground.fleet):
+        better = retouch(
+            ground.model, layer, *ground.ridge(layer), pictures, source.prepare, noise=source.noise, steps=steps
+        )
+    return keyring.choose(keyring.chosen, better)
 
 
 def _calm(model: nn.Module, keyring: Keyring) -> Tensor:
