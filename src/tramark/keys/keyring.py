@@ -301,14 +301,14 @@ def questions_needed(clients: int, classes: int, *, false_accusation: float = 1e
 
 
 def questions_at_least(clients: int, classes: int, *, false_accusation: float = 1e-6) -> int:
-    """So few questions that a model in which 65 % of the marks survive is still convicted among `clients` at the bound.
+    """So few questions that a model in which 60 % of the marks survive is still convicted among `clients` at the bound.
 
     The other answers are right by chance, one in `classes`.
 
     >>> questions_at_least(10, 10), questions_at_least(10, 2), questions_at_least(100, 200)
-    (16, 60, 12)
+    (16, 72, 12)
     """
-    chance, survive = 1 / classes, 0.65
+    chance, survive = 1 / classes, 0.6
     count = 12
     while True:
         matches = range(math.ceil(count * (survive + (1 - survive) * chance)), count + 1)

@@ -46,7 +46,7 @@ PLAIN = 8.0
 SEEN = 3
 """Clients on whose marks the cost is seen."""
 
-TRIED = 3
+TRIED = 2
 """Hidden linear layers, convolutions and embeddings that are tried at most, of each."""
 
 

@@ -21,13 +21,13 @@ CHEAP = 0.004
 DEAR = 0.03
 """The largest cost, while too little survives."""
 
-RESERVE = 1.25
+RESERVE = 1.5
 """The margin asked for, relative to what the worst tenth of the answers lost."""
 
 PLENTY = 2.5
 """The same where margin is cheap."""
 
-RISE, FALL = 2.0, 0.95
+RISE, FALL = 2.5, 0.95
 """The largest factors by which the margin changes in a round."""
 
 LEAST, MOST = 2.0, 100.0

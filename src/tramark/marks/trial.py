@@ -32,16 +32,13 @@ CALM = 8
 overcome for every answer, so less of it is less to write."""
 
 
-FINE = 0.25
-"""The first layer whose price is at most this share of what is free is taken, without looking at the others."""
-
 MARGIN = 4.0
 """The margin with which layers are tried, in logits."""
 
 UNKNOWN = 4.0
 """What is taken to be lost of a margin if there is no update to replay."""
 
-TRAINED = 1.5
+TRAINED = 2.0
 """What a client's own training takes of a margin, relative to another client's replayed update."""
 
 
@@ -72,7 +69,7 @@ class Tried:
     questions : the questions, by their numbers in the pool.
     margin : what was asked for.
     cost : how far the model's answers move on data, by `Draft.cost`.
-    reached : the share of the answers that were given.
+    reached : the share of the answers that were given, beyond those that are right by chance.
     lost : how much of the margin the worst tenth of the answers lose under another client's update.
     """
 
@@ -90,8 +87,11 @@ class Tried:
 
     @property
     def price(self) -> float:
-        """What that margin would cost: moving outputs twice as far costs four times as much."""
-        return (self.cost + 1e-6) * (self.needed / self.margin) ** 2 / max(self.reached, 0.01) ** 4
+        """What that margin would cost: moving outputs twice as far costs four times as much.
+
+        A layer that cannot give the answers is worth nothing.
+        """
+        return (self.cost + 1e-6) * (self.needed / self.margin) ** 2 / max(self.reached, 0.01) ** 20
 
 
 def choose(ground: Ground, keyring: Keyring, layers: Sequence[str], retouch_steps: int) -> tuple[Tried, Keyring]:
@@ -108,13 +108,16 @@ def choose(ground: Ground, keyring: Keyring, layers: Sequence[str], retouch_step
         tried = _try(ground, layer, keyring.choose(order))
         if best is None or tried.price < best.price:
             best = tried
-        if best.price <= FINE * FREE:
+        if best.price <= FREE:
+            # Good enough: the others are not looked at.
             break
     assert best is not None
     least = min(most, questions_at_least(len(keyring.clients), keyring.classes))
     for count in sorted({most, round((most * least) ** 0.5), least}, reverse=True):
-        chosen = _retouched(ground, best.layer, keyring.choose(best.questions[:count]), retouch_steps)
-        best = _try(ground, best.layer, chosen)
+        plain = keyring.choose(best.questions[:count])
+        chosen = _retouched(ground, best.layer, plain, retouch_steps)
+        if chosen is not plain or count < most:
+            best = _try(ground, best.layer, chosen)
         if best.price <= DEAR:
             break
     return best, chosen
@@ -173,6 +176,7 @@ def _try(ground: Ground, layer: str, keyring: Keyring) -> Tried:
         changes = [torch.cat(found) for found in zip(*(found for _, found in draft.search.reach(MARGIN)), strict=True)]
         cost = draft.cost(changes)
         issued = leads(draft.search.answer(changes), sheet)
+    chance = 1 / keyring.classes
     left = [_left(model, fleet, layer, draft, changes, sheet, update) for update in ground.updates]
     lost = float(torch.cat([(issued - one).flatten() for one in left]).quantile(0.9)) if left else UNKNOWN
     return Tried(
@@ -180,7 +184,7 @@ def _try(ground: Ground, layer: str, keyring: Keyring) -> Tried:
         keyring.chosen,
         MARGIN,
         cost,
-        float((issued > 0).float().mean()),
+        (float((issued > 0).float().mean()) - chance) / (1 - chance),
         lost,
     )
 
