@@ -78,12 +78,14 @@ def editable_layers(model: nn.Module) -> list[str]:
 def candidates(model: nn.Module, count: int) -> tuple[str, ...]:
     """The layers that are worth trying, the likeliest first: at most `count` of each kind.
 
-    Of hidden linear layers those are the last ones and the first. Those that feed a residual sum, and the output layer,
-    are tried only if there are no others of their kind or no others at all.
+    Those are hidden linear layers, the last ones and the first, and embeddings. In a net without either they are the
+    last convolutions and the output layer: marks cost a hundred times as much there. Layers that feed a residual sum are
+    tried if no others are hidden.
 
-    >>> net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(16, 8), nn.Linear(8, 2))
-    >>> candidates(net, 3)
-    ('2', '0', '3')
+    >>> candidates(nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(16, 8), nn.Linear(8, 2)), 2)
+    ('2',)
+    >>> candidates(nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(16, 2)), 2)
+    ('0', '2')
     """
     found = editable_layers(model)
     linear, added = linear_layers(model), _added(model)
@@ -91,9 +93,9 @@ def candidates(model: nn.Module, count: int) -> tuple[str, ...]:
     hidden = [name for name in hidden if name not in added] or hidden
     if len(hidden) > count:
         hidden = [*hidden[: count - 1], hidden[-1]]
-    embeddings = [name for name in found if isinstance(model.get_submodule(name), nn.Embedding)][:count]
-    convolutions = [name for name in found if isinstance(model.get_submodule(name), nn.Conv2d)][:count]
-    return (*hidden, *embeddings, *convolutions, *linear[-1:])
+    embeddings = [name for name in found if isinstance(model.get_submodule(name), nn.Embedding)]
+    convolutions = [name for name in found if isinstance(model.get_submodule(name), nn.Conv2d)]
+    return (*hidden, *embeddings[:count]) or (*convolutions[:count], *linear[-1:])
 
 
 @dataclass(frozen=True, eq=False)
