@@ -156,8 +156,12 @@ class TraMark:
         A round that is not ended changes nothing.
         """
         self.drift.forget()
-        self._survival = Survival(self.model, self.keyring, self.round, self._came) if self.marked else None
-        return self.fleet.begin(self.drift, self._survival.watch if self._survival else None, first=self.round == 0)
+        watch: Survival | Replay
+        if self.marked:
+            watch = self._survival = Survival(self.model, self.keyring, self.round, self._came)
+        else:
+            watch = self._replay = Replay(self.fleet)
+        return self.fleet.begin(self.drift, watch.watch, first=self.round == 0)
 
     def end(
         self, aggregation: Aggregation, base: State | None = None, *, refused: Mapping[str, str] | None = None
