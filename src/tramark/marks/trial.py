@@ -68,7 +68,7 @@ class Tried:
     ----------
     layer : where marks were tried.
     questions : the questions, by their numbers in the pool.
-    margin : what was asked for.
+    margin : by how many logits the answers lead, in the median, before training.
     cost : how far the model's answers move on data, by `Draft.cost`.
     reached : the share of the answers that were given.
     lost : how much of the margin the worst tenth of the answers lose under another client's update.
@@ -89,7 +89,7 @@ class Tried:
     @property
     def price(self) -> float:
         """What that margin would cost: moving outputs twice as far costs four times as much."""
-        return (self.cost + 1e-6) * (self.needed / self.margin) ** 2 / max(self.reached, 0.01) ** 4
+        return (self.cost + 1e-6) * (self.needed / max(self.margin, 0.01)) ** 2 / max(self.reached, 0.01) ** 4
 
 
 def choose(ground: Ground, keyring: Keyring, layers: Sequence[str]) -> Tried:
@@ -155,17 +155,12 @@ def _try(ground: Ground, layer: str, keyring: Keyring) -> Tried:
         draft = Draft.of(model, (layer,), ground.drift, sheet, others, near=ground.near, spread=ground.spread)
         changes = [torch.cat(found) for found in zip(*(found for _, found in draft.search.reach(MARGIN)), strict=True)]
         cost = draft.cost(changes)
-        issued = leads(draft.search.answer(changes), sheet)
+        with torch.no_grad():
+            issued = leads(draft.search.answer(changes), sheet)
     left = [_left(model, fleet, layer, draft, changes, sheet, update) for update in ground.updates]
     lost = float(torch.cat([(issued - one).flatten() for one in left]).quantile(0.9)) if left else UNKNOWN
-    return Tried(
-        layer,
-        keyring.chosen,
-        MARGIN,
-        cost,
-        float((issued > 0).float().mean()),
-        lost,
-    )
+    given = float((issued > 0).float().mean())
+    return Tried(layer, keyring.chosen, float(issued.median()), cost, given, lost)
 
 
 def _left(
