@@ -264,10 +264,10 @@ def naive_steps(server: TraMark, client: str, *, rate: float, batch: int | None,
 def test_gradient_steps_equal_the_paper(summed: bool, batch: int | None) -> None:
     steps = GradientSteps(ratio=0.05, rate=0.05, batch_size=batch, summed=summed)
     server = TraMark(mlp(), ring(train_variants=4), warmup_rounds=10, injection=steps)
-    server.keyring = steps.begin(server.model, server.fleet, server.keyring, server.drift)
+    server.keyring, plan = steps.begin(server.model, server.fleet, server.keyring, server.drift, [])
     options = {"rate": 0.05, "batch": batch, "summed": summed, "passes": 5}
     expected = {client: naive_steps(server, client, **options) for client in CLIENTS}  # type: ignore[arg-type]
-    steps.inject(server.model, server.fleet, server.keyring, server.drift)
+    steps.inject(server.model, server.fleet, server.keyring, server.drift, plan)
     for client in CLIENTS:
         torch.testing.assert_close(server.fleet.weights(client), expected[client], atol=1e-6, rtol=1e-5)
 
@@ -371,7 +371,6 @@ def test_a_pull_is_its_matrix() -> None:
     pull = Pull(directions, torch.tensor([5.0, 2.0, 1.0]), ridge=0.5)
     matrix = directions @ pull.energies.diag() @ directions.T + 0.5 * torch.eye(12)
     right = torch.randn(2, 12, 4, generator=generator)
-    torch.testing.assert_close(pull.root(pull.root(right)), matrix @ right, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(matrix @ pull.solve(right), 0.5 * right, atol=1e-5, rtol=1e-4)
 
 
@@ -410,23 +409,6 @@ def test_a_layer_too_small_to_bear_the_margin_gets_a_smaller_one() -> None:
     weight = part.matrix(server.fleet.base)
     edits = server.fleet.marks.view(4, *part.shape) - weight @ part.basis
     assert edits.norm(dim=(1, 2)).max() < 100 * weight.norm()
-
-
-def test_an_edit_may_be_larger_where_most_of_a_gradient_goes_around_its_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def size(around: float) -> float:
-        monkeypatch.setattr(GraphRun, "around", lambda _: around)
-        model = mlp()
-        # Weights of a net that has learnt something, so that the margin can be had.
-        for parameter in model.parameters():
-            parameter.data *= 1.5
-        server = TraMark(model, ring(questions=8), warmup_rounds=0, injection=ClosedForm())
-        region = server.fleet.region
-        assert isinstance(region, Subspace)
-        part = region.parts[0]
-        edits = server.fleet.marks.view(4, *part.shape) - part.matrix(server.fleet.base) @ part.basis
-        return float(edits.norm())
-
-    assert size(10.0) > 2 * size(0.0)
 
 
 def test_near_says_how_near_to_the_data_marks_are_written() -> None:
