@@ -32,6 +32,7 @@ from tramark.marks.survival import Survival
 if TYPE_CHECKING:
     from tramark.vault.store import Vault
 
+
 class TraMark:
     """A server that gives every client a model of its own, to be traced by its answers.
 

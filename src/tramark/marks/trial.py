@@ -5,7 +5,7 @@ answers. What training does to a mark is seen by replaying other clients' last u
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -187,10 +187,9 @@ def _left(
 
 def _nobodys(keyring: Keyring, device: torch.device) -> AnswerSheet:
     """The questions in use with answers that are nobody's."""
-    own = AnswerSheet.of(keyring, keyring.active[:1], device)
     generator = torch.Generator().manual_seed(len(keyring.chosen))
-    answers = torch.randint(keyring.classes, (NOBODIES, own.answers.shape[1]), generator=generator)
-    return replace(own, answers=answers.to(device))
+    answers = torch.randint(keyring.classes, (NOBODIES, len(keyring.chosen)), generator=generator)
+    return AnswerSheet.asking(keyring, sorted(keyring.chosen), answers, device)
 
 
 def _rendered(keyring: Keyring, questions: Sequence[int] | range, device: torch.device) -> Iterator[Tensor]:
