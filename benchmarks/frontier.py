@@ -39,14 +39,14 @@ from tramark.lab.simulation.checkpoint import warm_start
 from tramark.lab.simulation.client import accuracy
 from tramark.lab.simulation.run import Settings, prepare
 from tramark.lab.simulation.simulator import Simulation
-from tramark.marks import closed_form
+from tramark.marks import closed_form, draft, trial
 from tramark.marks.closed_form import ClosedForm
 from tramark.marks.gradient import GradientSteps
 
 NETS = {"fashion-mnist": "cnn", "cifar-10": "small-cnn"}
 
 CLOSED_FORM = ("near", "margin", "retouch")
-CONSTANTS = ("PULL_RIDGE", "SPREAD", "CALM")
+CONSTANTS = {"PULL_RIDGE": draft, "SPREAD": closed_form, "CALM": trial}
 """Constants of the closed form that this benchmark alone changes."""
 STEPS = ("rate", "passes")
 """What tells one way of each kind from another."""
@@ -112,7 +112,7 @@ class Study:
         fields = CLOSED_FORM if isinstance(injection, ClosedForm) else STEPS
         common: dict[str, Any] = {"questions": questions} | {name: getattr(injection, name) for name in fields}
         if isinstance(injection, ClosedForm):
-            common |= {name.lower(): getattr(closed_form, name) for name in CONSTANTS}
+            common |= {name.lower(): getattr(module, name) for name, module in CONSTANTS.items()}
         common["ma_issued"] = _mean(map(self.accuracy, issued))
         if isinstance(injection, ClosedForm):
             # With a region of places the base has no weights of its own there to compare with.
@@ -185,8 +185,8 @@ def _ways(options: argparse.Namespace) -> Iterator[ClosedForm | GradientSteps]:
     if options.rates:
         return
     for constants in itertools.product(options.pull_ridges, options.spreads, options.calms):
-        for name, value in zip(CONSTANTS, constants, strict=True):
-            setattr(closed_form, name, value)
+        for (name, module), value in zip(CONSTANTS.items(), constants, strict=True):
+            setattr(module, name, value)
         for values in itertools.product(options.nears, options.margins, options.retouches):
             yield ClosedForm(**dict(zip(CLOSED_FORM, values, strict=True)))
 
@@ -196,11 +196,11 @@ def main() -> None:
     parser.add_argument("--data", choices=NETS, default="fashion-mnist")
     parser.add_argument("--rounds", type=int, default=12, help="of warm-up")
     parser.add_argument("--nears", type=float, nargs="+", default=[ClosedForm.near])
-    parser.add_argument("--pull-ridges", type=float, nargs="+", default=[closed_form.PULL_RIDGE])
+    parser.add_argument("--pull-ridges", type=float, nargs="+", default=[draft.PULL_RIDGE])
     parser.add_argument("--questions", type=int, nargs="+", default=[32])
-    parser.add_argument("--margins", type=float, nargs="+", default=[ClosedForm.margin])
+    parser.add_argument("--margins", type=float, nargs="+", default=[ClosedForm.margin], help="steered, unless told")
     parser.add_argument("--spreads", type=float, nargs="+", default=[closed_form.SPREAD])
-    parser.add_argument("--calms", type=int, nargs="+", default=[closed_form.CALM])
+    parser.add_argument("--calms", type=int, nargs="+", default=[trial.CALM])
     parser.add_argument("--retouches", type=int, nargs="+", default=[ClosedForm.retouch], help="steps")
     parser.add_argument(
         "--rates", type=float, nargs="+", help="of gradient steps in places, instead of the closed form"

@@ -32,9 +32,6 @@ from tramark.marks.survival import Survival
 if TYPE_CHECKING:
     from tramark.vault.store import Vault
 
-FAINT = 0.5
-"""Warn if a smaller share of the marks survives; the rest of the answers is right by chance, one in r."""
-
 
 class TraMark:
     """A server that gives every client a model of its own, to be traced by its answers.
@@ -105,6 +102,7 @@ class TraMark:
         self._report: RoundReport | None = None
         self._survival: Survival | None = None
         self._came = 1
+        """How many updates were used in the last round."""
         self._replay: Replay | None = None
         self._plan, self._made = Plan(), None  # type: Plan, Made | None
         self._class = type(model)
@@ -134,7 +132,9 @@ class TraMark:
             if not self._saved:
                 self._save()
             if new := [client for client in outgoing if client not in self._issued]:
-                self.vault.issue(self.round, Outgoing(self.fleet, new), self.fleet.shared, marked=self.marked)
+                without = self._made.unmarked if self._made else ()
+                models = Outgoing(self.fleet, new)
+                self.vault.issue(self.round, models, self.fleet.shared, marked=self.marked, unmarked=without)
                 self._issued.update(new)
         return outgoing
 
@@ -156,8 +156,12 @@ class TraMark:
         A round that is not ended changes nothing.
         """
         self.drift.forget()
-        self._survival = Survival(self.model, self.keyring, self.round, self._came) if self.marked else None
-        return self.fleet.begin(self.drift, self._survival.watch if self._survival else None, first=self.round == 0)
+        watch: Survival | Replay
+        if self.marked:
+            watch = self._survival = Survival(self.model, self.keyring, self.round, self._came)
+        else:
+            watch = self._replay = Replay(self.fleet)
+        return self.fleet.begin(self.drift, watch.watch, first=self.round == 0)
 
     def end(
         self, aggregation: Aggregation, base: State | None = None, *, refused: Mapping[str, str] | None = None
@@ -189,13 +193,8 @@ class TraMark:
             begins_after=None if self.marked else self._beginning.after,
         )
         self._save()
-        if survived is not None and survived.mean < FAINT + (1 - FAINT) / self.keyring.classes:
-            warnings.warn(
-                f"round {self.round}: clients' training leaves {survived.mean:.0%} of their marks' answers: what they "
-                "leak after training cannot be traced well. More warm-up rounds, a larger margin "
-                "(ClosedForm(margin=…)) or another layer may help",
-                stacklevel=3,
-            )
+        for concern in self._report.concerns(self.keyring.classes):
+            warnings.warn(concern, stacklevel=3)
         return self._report
 
     def expect(self, rounds: int) -> None:
@@ -258,6 +257,7 @@ class TraMark:
             "begin": self._beginning.state_dict(),
             "plan": self._plan.to_dict(),
             "made": None if self._made is None else asdict(self._made),
+            "came": self._came,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -277,6 +277,7 @@ class TraMark:
             self.drift.keep([f"{layer}.weight" for layer in self._plan.layers])
         self.drift.load_state_dict(state["drift"])
         self.round = int(state["round"])
+        self._came = int(state.get("came", 1))
         self._beginning.load_state_dict(state.get("begin", {}))
         self._report = None
         self._follow(self.keyring)

@@ -127,7 +127,6 @@ class Odd(nn.Module):
         (nn.Flatten(), ["no trainable weights"]),
         (Failing(), ["fails on questions of shape (2, 1, 8, 8) (float32)"]),
         (nn.Sequential(nn.Flatten(), nn.Linear(64, 5)), ["5 outputs, but the keyring is for 10 classes"]),
-        (Shared(), ["layer 'hidden' runs 2 times"]),
         (Odd(), ["the model returns str", "logits="]),
         (nn.Sequential(nn.Conv2d(1, 10, 3)), ["of shape (2, 10, 6, 6)"]),
         (nn.Sequential(nn.Flatten(), nn.LazyLinear(10)), ["have no shape yet"]),
@@ -166,8 +165,14 @@ class Attention(nn.Module):
 
 def test_layers_that_are_called_functionally_are_not_chosen() -> None:
     torch.manual_seed(0)
-    assert ClosedForm().layers(Attention()) == ("into",)
+    assert ClosedForm().layers(Attention()) == ("into", "head")
     TraMark(Attention(), ring(), warmup_rounds=0)
+
+
+def test_a_layer_that_runs_twice_is_left_out_unless_it_is_asked_for() -> None:
+    assert list(TraMark(Shared(), ring()).drift.layers) == ["head.weight"]
+    with pytest.raises(SettingError, match="layer 'hidden' runs 2 times"):
+        TraMark(Shared(), ring(), injection=ClosedForm(layer_names=("hidden",)))
 
 
 def test_a_keyring_says_that_its_normalisation_was_not_stated() -> None:

@@ -166,7 +166,7 @@ def test_a_transformer_is_marked_and_can_be_trained(make: Callable[[], nn.Module
         assert [confidence(server, client) for client in CLIENTS] == [1.0] * 4
 
 
-@pytest.mark.parametrize("layers", [(), ("stem", "conv")])
+@pytest.mark.parametrize("layers", [("conv",), ("stem", "conv")])
 def test_convolutions_bear_marks_where_no_hidden_linear_layer_could(layers: tuple[str, ...]) -> None:
     model = Pooled()
     injection = ClosedForm(layer_names=layers, margin=2)
@@ -175,7 +175,7 @@ def test_convolutions_bear_marks_where_no_hidden_linear_layer_could(layers: tupl
     for client in CLIENTS:
         marked = server.client_model(client).named_parameters()
         changed = {name for name, weight in marked if not weight.equal(before[name])}
-        assert changed == {f"{layer}.weight" for layer in layers or ("conv",)}
+        assert changed == {f"{layer}.weight" for layer in layers}
         assert confidence(server, client) == 1
 
 
@@ -264,10 +264,10 @@ def naive_steps(server: TraMark, client: str, *, rate: float, batch: int | None,
 def test_gradient_steps_equal_the_paper(summed: bool, batch: int | None) -> None:
     steps = GradientSteps(ratio=0.05, rate=0.05, batch_size=batch, summed=summed)
     server = TraMark(mlp(), ring(train_variants=4), warmup_rounds=10, injection=steps)
-    server.keyring = steps.begin(server.model, server.fleet, server.keyring, server.drift)
+    server.keyring, plan = steps.begin(server.model, server.fleet, server.keyring, server.drift, [])
     options = {"rate": 0.05, "batch": batch, "summed": summed, "passes": 5}
     expected = {client: naive_steps(server, client, **options) for client in CLIENTS}  # type: ignore[arg-type]
-    steps.inject(server.model, server.fleet, server.keyring, server.drift)
+    steps.inject(server.model, server.fleet, server.keyring, server.drift, plan)
     for client in CLIENTS:
         torch.testing.assert_close(server.fleet.weights(client), expected[client], atol=1e-6, rtol=1e-5)
 
@@ -371,7 +371,6 @@ def test_a_pull_is_its_matrix() -> None:
     pull = Pull(directions, torch.tensor([5.0, 2.0, 1.0]), ridge=0.5)
     matrix = directions @ pull.energies.diag() @ directions.T + 0.5 * torch.eye(12)
     right = torch.randn(2, 12, 4, generator=generator)
-    torch.testing.assert_close(pull.root(pull.root(right)), matrix @ right, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(matrix @ pull.solve(right), 0.5 * right, atol=1e-5, rtol=1e-4)
 
 
@@ -399,7 +398,7 @@ def test_marks_keep_away_from_outputs_at_which_the_data_pulls() -> None:
     assert along(known=True) < 0.5 * along(known=False)
 
 
-def test_a_layer_too_small_to_bear_the_margin_gets_a_smaller_one() -> None:
+def test_a_layer_too_small_to_bear_the_margin_is_not_blown_up() -> None:
     """Sixteen questions in a layer of eight inputs: by the full margin they would drown the task."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 24), nn.ReLU(), nn.Linear(24, 10))
@@ -410,23 +409,6 @@ def test_a_layer_too_small_to_bear_the_margin_gets_a_smaller_one() -> None:
     weight = part.matrix(server.fleet.base)
     edits = server.fleet.marks.view(4, *part.shape) - weight @ part.basis
     assert edits.norm(dim=(1, 2)).max() < 100 * weight.norm()
-
-
-def test_an_edit_may_be_larger_where_most_of_a_gradient_goes_around_its_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def size(around: float) -> float:
-        monkeypatch.setattr(GraphRun, "around", lambda _: around)
-        model = mlp()
-        # Weights of a net that has learnt something, so that the margin can be had.
-        for parameter in model.parameters():
-            parameter.data *= 1.5
-        server = TraMark(model, ring(questions=8), warmup_rounds=0, injection=ClosedForm())
-        region = server.fleet.region
-        assert isinstance(region, Subspace)
-        part = region.parts[0]
-        edits = server.fleet.marks.view(4, *part.shape) - part.matrix(server.fleet.base) @ part.basis
-        return float(edits.norm())
-
-    assert size(10.0) > 2 * size(0.0)
 
 
 def test_near_says_how_near_to_the_data_marks_are_written() -> None:
@@ -467,7 +449,7 @@ def test_marks_keep_farther_from_the_data_where_there_are_few_labels(
 
     ridge = DenseMoment(matrix).ridge(share)
     expected = marks()
-    monkeypatch.setattr(ClosedForm, "_ridge", lambda *_: ridge)
+    monkeypatch.setattr(DenseMoment, "ridge", lambda *_: ridge)
     assert torch.equal(expected, marks())
 
 
@@ -479,7 +461,7 @@ def test_the_labels_that_were_not_asked_for_are_level(monkeypatch: pytest.Monkey
         # A head that has strong opinions.
         model.get_parameter("5.weight").data *= 10
         monkeypatch.setattr("tramark.marks.closed_form.SPREAD", spread)
-        server = TraMark(model, ring(questions=16), warmup_rounds=0)
+        server = TraMark(model, ring(questions=16), warmup_rounds=0, injection=ClosedForm(margin=8))
         inputs = server.keyring.inputs(server.keyring.key("a"), "train")[:, 0]
         own = F.one_hot(server.keyring.codebook(), 10).bool()
         with torch.no_grad():
@@ -543,8 +525,8 @@ def test_a_model_without_a_layer_to_write_into_is_told_what_to_do() -> None:
 
 
 def test_fleet_is_no_bigger_than_it_must_be() -> None:
-    server = TraMark(mlp(), ring(questions=16), warmup_rounds=0)
-    assert server.fleet.marks.shape == (4, 256 * 16)
+    server = TraMark(mlp(), ring(questions=16), warmup_rounds=0, injection=ClosedForm(layer_names=("3",)))
+    assert server.fleet.marks.shape == (4, 256 * server.keyring.questions)
     assert isinstance(server.fleet, Fleet)
 
 

@@ -54,8 +54,10 @@ def patterns(loot: Loot, count: int = 12) -> tuple[Patterns, Tensor]:
     return source, torch.stack([source.picture(SECRET, question) for question in range(count)])
 
 
-def cost_and_opinion(model: nn.Module, moment: DenseMoment, ridge: float, source: Patterns, pictures: Tensor) -> Tensor:
-    """Of variants that no step has looked at: what answers cost by the formula, and how far the logits are apart."""
+def price_and_opinion(
+    model: nn.Module, moment: DenseMoment, ridge: float, source: Patterns, pictures: Tensor
+) -> Tensor:
+    """Of variants that no step has looked at: what answers cost that outlive training, and how far logits are apart."""
     own = source.retouch(dict(enumerate(pictures)))
     raw = torch.cat([own.render(SECRET, question, range(7, 8)) for question in range(len(pictures))])
     run = split(model, "3", source.prepare(raw))
@@ -64,7 +66,8 @@ def cost_and_opinion(model: nn.Module, moment: DenseMoment, ridge: float, source
         moment.matrix + ridge * torch.eye(len(moment.matrix)), run.layer_inputs.T
     )
     logits = run.after(run.layer_outputs)
-    return torch.stack([torch.linalg.inv(gram).trace(), (logits.amax(1) - logits.mean(1)).mean()]).detach()
+    worn = (run.layer_inputs @ moment.matrix * run.layer_inputs).sum()
+    return torch.stack([torch.linalg.inv(gram).trace() * worn, (logits.amax(1) - logits.mean(1)).mean()]).detach()
 
 
 def retouched(
@@ -79,10 +82,10 @@ def test_answers_cost_less_and_the_base_has_no_opinion(model: nn.Module, moment:
     better = retouched(model, moment, source, pictures)
     assert better.dtype == torch.uint8
     assert better.shape == pictures.shape
-    (cost, opinion), (less, calmer) = (
-        cost_and_opinion(model, moment, 0.5, source, some).tolist() for some in (pictures, better)
+    (price, opinion), (less, calmer) = (
+        price_and_opinion(model, moment, 0.5, source, some).tolist() for some in (pictures, better)
     )
-    assert less < 0.9 * cost
+    assert less < 0.9 * price
     assert calmer < 0.25 * opinion
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert all(weight.grad is None for weight in model.parameters())

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tramark.lab.models.resnet import resnet18
 from tramark.lab.models.vit import VisionTransformer
 from tramark.marks import split as module
 from tramark.marks.runs import GraphRun, WholeRun
@@ -182,45 +181,3 @@ def test_a_model_that_was_changed_is_traced_anew() -> None:
     after = split(model, "0", inputs)
     assert before.after(before.layer_outputs).shape == (3, 2)
     torch.testing.assert_close(after.after(after.layer_outputs), model(inputs))
-
-
-class Residual(nn.Module):
-    """A layer that gives back what it is fed, with a way around it that counts `weight` times as much."""
-
-    def __init__(self, weight: float, *, norm: bool = False) -> None:
-        super().__init__()
-        self.embed, self.layer, self.head = nn.Linear(12, 8), nn.Linear(8, 8, bias=False), nn.Linear(8, 10)
-        self.norm: nn.Module = nn.BatchNorm1d(8, affine=False) if norm else nn.Identity()
-        self.weight = weight
-        nn.init.eye_(self.layer.weight)
-        if isinstance(self.norm, nn.BatchNorm1d) and self.norm.running_var is not None:
-            self.norm.running_var.fill_(100.0)
-
-    def forward(self, x: Tensor) -> Tensor:
-        embedded = self.embed(x)
-        return self.head(self.weight * embedded + self.layer(self.norm(embedded)))  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize("weight", [0.5, 4.0])
-def test_what_goes_around_a_layer_is_measured(weight: float) -> None:
-    run = split(Residual(weight).eval(), "layer", torch.randn(20, 12))
-    assert isinstance(run, GraphRun)
-    assert run.around() == pytest.approx(weight, rel=1e-4)
-
-
-def test_a_gradient_counts_by_the_size_of_what_it_is_the_gradient_of() -> None:
-    # Both gradients are the same, and the layer is fed a tenth of what goes around it.
-    run = split(Residual(1.0, norm=True).eval(), "layer", torch.randn(20, 12))
-    assert run.around() == pytest.approx(10.0, rel=1e-3)
-
-
-def test_nothing_goes_around_the_layers_of_a_plain_net() -> None:
-    model = nn.Sequential(nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 10)).eval()
-    assert split(model, "2", torch.randn(20, 12)).around() == 0
-    assert WholeRun(model, "2", torch.randn(20, 12)).around() == 0
-
-
-def test_what_goes_around_is_measured_for_convolutions_and_some_positions_of_a_sequence() -> None:
-    net = resnet18((1, 16, 16), 10).eval()
-    assert split(net, "stage4.1.conv2", torch.randn(4, 1, 16, 16)).around() > 0
-    assert split(vit().eval(), "blocks.1.fc1", torch.randn(4, 1, 8, 8)).around() > 1

@@ -49,6 +49,8 @@ class Written:
     @cached_property
     def _qr(self) -> tuple[Tensor, Tensor]:
         basis, triangle = torch.linalg.qr(self.directions)
+        # What is never written to would be by rounding errors.
+        basis[self.directions.eq(0).all(1)] = 0
         return basis, triangle
 
     @property

@@ -46,7 +46,7 @@ class Lifting(TorchFunctionMode):
             return func(*args, **given)
         inputs = args[0] if args else given["input"]
         # Worked out first: the activation may write over its input.
-        lift = _Lift.apply(inputs, limit)
+        lift = _Lift.apply(inputs, limit)  # type: ignore[no-untyped-call]
         return func(*args, **given) + lift
 
 

@@ -15,16 +15,24 @@ UPDATES = 2
 
 
 class Replay:
-    """The first few updates of a round: differences between what came back and the base that was sent."""
+    """The first few updates of a round: differences between what came back and what was sent."""
 
     def __init__(self, fleet: Fleet) -> None:
-        self._sent = fleet.state()
+        self._fleet = fleet
         self.updates: list[dict[str, Tensor]] = []
 
     def watch(self, client: str, returned: State) -> None:
         """Remember one client's update, unless there are enough."""
-        if len(self.updates) < UPDATES:
-            self.updates.append({n: (t - self._sent[n].to(t.device)).detach().cpu() for n, t in returned.items()})
+        if len(self.updates) == UPDATES:
+            return
+        # A tensor that has two names is taken once, or it would be changed twice. Counters do not matter.
+        weights = {name: self._fleet.update(client, name, returned[name]) for name in self._fleet.layout.tensors}
+        buffers = {
+            name: returned[name].to(old) - old
+            for name, old in self._fleet.buffers.items()
+            if name in returned and old.is_floating_point()
+        }
+        self.updates.append(weights | buffers)
 
 
 @contextmanager

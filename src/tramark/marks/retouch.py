@@ -88,7 +88,10 @@ def _finer(coarse: int, size: int) -> Tensor:
 
 
 def _price(features: Tensor, moment: Moment, ridge: float) -> Tensor:
-    """The cost of a margin, tr (Kᵀ M⁻¹ K)⁻¹, times the square of what training takes of it, tr Kᵀ M K, up to a factor."""
+    """The cost of a margin, tr (Kᵀ M⁻¹ K)⁻¹, times the square of what training takes of it, tr Kᵀ M K.
+
+    Up to a factor.
+    """
     gram = features @ moment.solve(features.T, ridge)
     # In a layer too small for its questions the matrix is singular.
     jitter = 1e-4 * gram.detach().diagonal().mean() + 1e-12

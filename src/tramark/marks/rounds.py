@@ -5,6 +5,12 @@ from dataclasses import dataclass, field
 from tramark.marks.injection import Made
 from tramark.marks.survival import Survived
 
+FAINT = 0.5
+"""Warn if a smaller share of the marks survives; the rest of the answers is right by chance, one in r."""
+
+REACHED = 0.9
+"""Warn if issued models give a smaller share of their answers."""
+
 
 @dataclass(frozen=True)
 class RoundReport:
@@ -35,6 +41,25 @@ class RoundReport:
                 f"a margin of {survived.margin:.1f}"
             )
         return ", ".join([*words, self._next])
+
+    def concerns(self, classes: int) -> list[str]:
+        """What to warn of: marks that are not there, and marks that training takes away."""
+        found = []
+        if self.made is not None and (self.made.unmarked or self.made.reached < REACHED):
+            without = self.made.unmarked
+            found.append(
+                f"the models that are sent next give {self.made.reached:.0%} of their answers"
+                + (f", and those of {', '.join(without)} carry no mark and cannot be traced" if without else "")
+                + ": the layer does not bear so many. More warm-up rounds, fewer questions "
+                "(Keyring.generate(questions=…)) or another layer (ClosedForm(layer_names=…)) may help"
+            )
+        if self.survived is not None and self.survived.mean < FAINT + (1 - FAINT) / classes:
+            found.append(
+                f"clients' training leaves {self.survived.mean:.0%} of their marks' answers: what they leak after "
+                "training cannot be traced well. More warm-up rounds, a larger margin (ClosedForm(margin=…)) or "
+                "another layer (ClosedForm(layer_names=…)) may help"
+            )
+        return [f"round {self.round}: {concern}" for concern in found]
 
     @property
     def _next(self) -> str:

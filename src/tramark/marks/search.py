@@ -59,8 +59,13 @@ class AnswerSheet:
         answers = torch.full((len(clients), len(numbers)), -1)
         for row, key in enumerate(keys):
             answers[row, [column[q] for q in key.questions]] = torch.tensor(key.answers)
-        raw = keyring.raw(numbers, "train")
-        owner = torch.arange(len(numbers)).repeat_interleave(raw.shape[1])
+        return cls.asking(keyring, numbers, answers, device)
+
+    @classmethod
+    def asking(cls, keyring: Keyring, questions: Sequence[int], answers: Tensor, device: torch.device) -> "AnswerSheet":
+        """The sheet of some questions of a keyring with any answers."""
+        raw = keyring.raw(questions, "train")
+        owner = torch.arange(len(questions)).repeat_interleave(raw.shape[1])
         inputs = channels_last(keyring.source.prepare(raw.flatten(0, 1)).to(device))
         return cls(inputs, owner.to(device), answers.to(device))
 

@@ -5,7 +5,7 @@ answers. What training does to a mark is seen by replaying other clients' last u
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -67,7 +67,7 @@ class Tried:
     ----------
     layer : where marks were tried.
     questions : the questions, by their numbers in the pool.
-    margin : what was asked for.
+    margin : by how many logits the answers lead, in the median, before training.
     cost : how far the model's answers move on data, by `Draft.cost`.
     reached : the share of the answers that were given, beyond those that are right by chance.
     lost : how much of the margin the worst tenth of the answers lose under another client's update.
@@ -91,7 +91,7 @@ class Tried:
 
         A layer that cannot give the answers is worth nothing.
         """
-        return (self.cost + 1e-6) * (self.needed / self.margin) ** 2 / max(self.reached, 0.01) ** 20
+        return (self.cost + 1e-6) * (self.needed / max(self.margin, 0.01)) ** 2 / max(self.reached, 0.01) ** 20
 
 
 def choose(ground: Ground, keyring: Keyring, layers: Sequence[str], retouch_steps: int) -> tuple[Tried, Keyring]:
@@ -175,18 +175,12 @@ def _try(ground: Ground, layer: str, keyring: Keyring) -> Tried:
         draft = Draft.of(model, (layer,), ground.drift, sheet, others, near=ground.near, spread=ground.spread)
         changes = [torch.cat(found) for found in zip(*(found for _, found in draft.search.reach(MARGIN)), strict=True)]
         cost = draft.cost(changes)
-        issued = leads(draft.search.answer(changes), sheet)
-    chance = 1 / keyring.classes
+        with torch.no_grad():
+            issued = leads(draft.search.answer(changes), sheet)
     left = [_left(model, fleet, layer, draft, changes, sheet, update) for update in ground.updates]
     lost = float(torch.cat([(issued - one).flatten() for one in left]).quantile(0.9)) if left else UNKNOWN
-    return Tried(
-        layer,
-        keyring.chosen,
-        MARGIN,
-        cost,
-        (float((issued > 0).float().mean()) - chance) / (1 - chance),
-        lost,
-    )
+    given, chance = float((issued > 0).float().mean()), 1 / keyring.classes
+    return Tried(layer, keyring.chosen, float(issued.median()), cost, (given - chance) / (1 - chance), lost)
 
 
 def _left(
@@ -213,10 +207,9 @@ def _left(
 
 def _nobodys(keyring: Keyring, device: torch.device) -> AnswerSheet:
     """The questions in use with answers that are nobody's."""
-    own = AnswerSheet.of(keyring, keyring.active[:1], device)
     generator = torch.Generator().manual_seed(len(keyring.chosen))
-    answers = torch.randint(keyring.classes, (NOBODIES, own.answers.shape[1]), generator=generator)
-    return replace(own, answers=answers.to(device))
+    answers = torch.randint(keyring.classes, (NOBODIES, len(keyring.chosen)), generator=generator)
+    return AnswerSheet.asking(keyring, sorted(keyring.chosen), answers, device)
 
 
 def _rendered(keyring: Keyring, questions: Sequence[int] | range, device: torch.device) -> Iterator[Tensor]:

@@ -207,17 +207,25 @@ class Vault:
         return premise_of(self.reports(), self.log(), self.sealed_keyring["classes"])
 
     def issue(
-        self, round: int, models: "Mapping[str, State]", shared: Collection[str] = (), *, marked: bool | None = None
+        self,
+        round: int,
+        models: "Mapping[str, State]",
+        shared: Collection[str] = (),
+        *,
+        marked: bool | None = None,
+        unmarked: Collection[str] = (),
     ) -> None:
         """Log which model goes to whom, and whether they have marks; call it before they are sent.
 
-        `shared` are the names of tensors that are the same in all of these models: they are hashed once.
+        `shared` are the names of tensors that are the same in all of these models: they are hashed once. `unmarked` are
+        clients whose models have no mark even if the others do.
         """
         entries: list[Entry] = []
         known: dict[str, str] = {}
         for client, state in models.items():
             known = known or {name: commit.tensor_digest(state[name]) for name in shared}
-            entries.append(issued(round, client, commit.state_digest(state, known=known), marked=marked))
+            own = marked if client not in unmarked else False
+            entries.append(issued(round, client, commit.state_digest(state, known=known), marked=own))
         self.record(entries)
 
     def record(self, entries: Iterable[Entry], blobs: Mapping[str, bytes] | None = None) -> None:

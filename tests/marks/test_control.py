@@ -1,0 +1,83 @@
+"""The margin must follow what survives and what it costs, and no single client may drive it."""
+
+from dataclasses import replace
+
+import pytest
+
+from tramark.marks.closed_form import ClosedForm
+from tramark.marks.control import CHEAP, DEAR, FALL, FREE, LEAST, MOST, RESERVE, RISE, steer, within
+from tramark.marks.injection import Made, Plan
+from tramark.marks.survival import Survived
+
+PLAN = Plan(("fc",), 8.0, FREE)
+
+
+def made(margin: float = 8.0, cost: float = 0.005) -> Made:
+    return Made(("fc",), 16, margin, 1.0, cost)
+
+
+def left(low: float) -> Survived:
+    return Survived({"a": 1.0}, low + 2, low)
+
+
+def test_a_margin_that_is_worn_down_rises_at_most_twofold_a_round() -> None:
+    assert steer(PLAN, made(), left(low=-1.0)).margin == pytest.approx(RESERVE * 9.0)
+    assert steer(PLAN, made(), left(low=-50.0)).margin == RISE * 8.0
+    plan = PLAN
+    for _ in range(20):
+        plan = steer(plan, made(plan.margin), left(low=-1e6))
+    assert plan.margin == MOST
+
+
+def test_a_margin_that_is_not_needed_falls_slowly_and_not_below_the_least() -> None:
+    plan = steer(PLAN, made(), left(low=7.5))
+    assert plan.margin == FALL * 8.0
+    for _ in range(100):
+        plan = steer(plan, made(plan.margin), left(low=plan.margin))
+    assert plan.margin == LEAST
+
+
+def test_cheap_marks_are_left_alone() -> None:
+    assert steer(PLAN, made(cost=0.5 * CHEAP), left(low=7.5)).margin == 8.0
+
+
+def test_what_was_made_counts_not_what_was_planned() -> None:
+    """A layer that bore half of the margin is not asked for more than a factor above that."""
+    assert steer(PLAN, made(margin=4.0), left(low=-50.0)).margin == RISE * 4.0
+
+
+def test_a_margin_settles_where_training_leaves_just_enough() -> None:
+    """Training takes six logits, whatever the margin is."""
+    plan = PLAN
+    for _ in range(100):
+        plan = steer(plan, made(plan.margin), left(low=plan.margin - 6.0))
+    assert plan.margin == pytest.approx(RESERVE * 6.0, rel=0.05)
+    assert plan.limit == FREE
+
+
+def test_marks_may_cost_more_while_too_little_survives_and_less_again_afterwards() -> None:
+    plan, limits = PLAN, []
+    for low in (-1.0, -1.0, -1.0, -1.0, 1.0, 1.0):
+        plan = steer(plan, made(), left(low))
+        limits.append(plan.limit)
+    assert limits[:4] == sorted(limits[:4])
+    assert max(limits) == DEAR
+    assert limits[3] > limits[4] > limits[5]
+    for _ in range(30):
+        plan = steer(plan, made(), left(low=1.0))
+    assert plan.limit == FREE
+
+
+def test_a_margin_comes_down_to_what_it_may_cost() -> None:
+    assert within(0.04, 0.01) == pytest.approx(0.5), "half of the margin costs a quarter"
+    assert within(0.0, 0.01) == within(0.01, 0.01) == 1.0
+
+
+def test_a_margin_that_was_fixed_stays() -> None:
+    assert ClosedForm(margin=3.0).steer(PLAN, made(), left(low=-50.0)) is PLAN
+    assert ClosedForm().steer(PLAN, made(), left(low=-50.0)).margin == 16.0
+
+
+def test_a_plan_comes_back_from_plain_values() -> None:
+    plan = replace(PLAN, layers=("a", "b"), margin=3.5)
+    assert Plan.from_dict(plan.to_dict() | {"layers": ["a", "b"]}) == plan
