@@ -43,6 +43,9 @@ clients' models, so that it must answer as one of the colluders does."""
 PLAIN = 8.0
 """The first margin of label answers, which are not tried, in logits."""
 
+LESS = 3
+"""Times that a margin is brought down at most while its marks cost too much: costs do not quite go with its square."""
+
 SEEN = 3
 """Clients on whose marks the cost is seen."""
 
@@ -116,17 +119,29 @@ class ClosedForm:
             led: list[Tensor] = []
             for some, changes in draft.search.reach(margin):
                 if not led:
-                    # The first clients stand for all: an edit's size hardly depends on whose answers it gives.
-                    cost = draft.cost([change[:SEEN] for change in changes])
-                    margin, cost = margin * within(cost, plan.limit), min(cost, plan.limit)
+                    margin, cost = self._bearable(draft, changes, sheet.answers[some], plan)
                 if margin < plan.margin:
                     changes = draft.search.trimmed(changes, sheet.answers[some], margin)
-                with torch.no_grad():
-                    led.append(leads(draft.search.answer(changes), replace(sheet, answers=sheet.answers[some])))
+                led.append(leads(draft.search.answer(changes), replace(sheet, answers=sheet.answers[some])))
                 turned = [part.turned(change).flatten(1) for part, change in zip(draft.parts, changes, strict=True)]
                 torch.add(unmarked, torch.cat(turned, dim=1).to("cpu", fleet.base.dtype), out=marks[some])
         fleet.settle(region, marks)
         return made_of(torch.cat(led), sheet, plan.layers, fleet.clients, cost)
+
+    def _bearable(self, draft: Draft, changes: Sequence[Tensor], wanted: Tensor, plan: Plan) -> tuple[float, float]:
+        """The margin, up to that of the plan, at which marks cost no more than they may, and what they cost then.
+
+        The first clients stand for all: an edit's size hardly depends on whose answers it gives.
+        """
+        margin, few, wanted = plan.margin, [change[:SEEN] for change in changes], wanted[:SEEN]
+        cost = draft.cost(few)
+        for _ in range(LESS):
+            if cost <= plan.limit:
+                break
+            margin *= within(cost, plan.limit)
+            few = draft.search.trimmed(few, wanted, margin)
+            cost = draft.cost(few)
+        return margin, cost
 
     def steer(self, plan: Plan, made: Made, survived: Survived) -> Plan:
         return steer(plan, made, survived) if self.margin is None else plan

@@ -79,8 +79,8 @@ def candidates(model: nn.Module, count: int) -> tuple[str, ...]:
     """The layers that are worth trying, the likeliest first: at most `count` of each kind.
 
     Those are hidden linear layers, the last ones and the first, and embeddings. In a net without either they are the
-    last convolutions and the output layer: marks cost a hundred times as much there. Layers that feed a residual sum are
-    tried if no others are hidden.
+    last convolutions and the output layer: marks cost a hundred times as much there. Layers that feed a residual sum
+    are tried if no others are hidden.
 
     >>> candidates(nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(16, 8), nn.Linear(8, 2)), 2)
     ('2',)

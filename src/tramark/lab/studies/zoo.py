@@ -1,8 +1,8 @@
 """The zoo: federations of strangers, over data, nets, optimisers, splits and sizes, all with one default.
 
 A third of them, drawn at random when the list was made, is held back: nothing may be tuned on it, and it is run once,
-at the end. `HELD_BACK` names it. Of the others, four were changed after a look at FedAvg alone, which had learnt nothing
-in them: other rates, epochs or data, before any mark was made there.
+at the end. `HELD_BACK` names it. Of the others, four were changed after a look at FedAvg alone, which had learnt
+nothing in them: other rates, epochs or data, before any mark was made there.
 """
 
 from dataclasses import dataclass
