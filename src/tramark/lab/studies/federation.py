@@ -77,7 +77,7 @@ def play(
         trained = simulation.train()
         found = _judged(server, trained) if was_marked else {}
         report = server.collect(trained, samples=dict(zip(clients, map(len, parts), strict=True)))
-        say(f"{federation.name}: {report}")
+        say(str(report))
         if was_marked:
             rounds.append(
                 {
@@ -173,7 +173,7 @@ def _without_marks(
         if server.round == max(0, warm_up(federation) - KEPT):
             warm = unpack(pack(server.state_dict()))
         server.collect(simulation.train(), samples=dict(zip(clients, map(len, parts), strict=True)))
-        say(f"{federation.name}: round {server.round} of FedAvg")
+        say(f"round {server.round} of {federation.rounds} of FedAvg")
     ma = mean(task_accuracy(server, data).values())
     folder.mkdir(parents=True, exist_ok=True)
     replace_file(path, pack(warm | {"ma": ma}))
