@@ -46,6 +46,7 @@ def evidence(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (("attack", "--help"), "--list"),
         (("demo", "--help"), "ten clients"),
         (("export", "--help"), "safetensors"),
+        (("study", "zoo", "--help"), "--held-back"),
     ],
 )
 def test_it_runs_without_torch(evidence: Path, words: tuple[str, ...], says: str) -> None:

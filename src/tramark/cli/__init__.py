@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from tramark import __version__
-from tramark.cli import data, evidence, vault
+from tramark.cli import data, evidence, study, vault
 from tramark.cli.attack import attack
 from tramark.cli.common import EXIT_CODES
 from tramark.cli.export import export
@@ -36,6 +36,7 @@ app.command()(export)
 app.add_typer(evidence.app, name="evidence")
 app.add_typer(vault.app, name="vault")
 app.add_typer(data.app, name="data")
+app.add_typer(study.app, name="study")
 
 
 def _version(wanted: bool) -> None:

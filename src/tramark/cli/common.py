@@ -22,7 +22,8 @@ Kind = TypeVar("Kind")
 
 console = Console(stderr=True)
 
-CHANGED, MISTAKE, NOBODY, INCONCLUSIVE, BUG, INTERRUPTED = 1, 2, 3, 4, 70, 130
+CHANGED = INCOMPLETE = 1
+MISTAKE, NOBODY, INCONCLUSIVE, BUG, INTERRUPTED = 2, 3, 4, 70, 130
 
 EXIT = {"client": 0, "several": 0, "nobody": NOBODY, "inconclusive": INCONCLUSIVE}
 """The exit code of `trace` for each kind of verdict."""
@@ -35,7 +36,8 @@ EXIT_CODES = {
     BUG: "a bug in tramark",
     INTERRUPTED: "interrupted",
 }
-"""The exit codes of `trace`. All commands share 2, 70 and 130; `vault audit` exits with 1 if a vault was changed."""
+"""The exit codes of `trace`. All commands share 2, 70 and 130; `vault audit` exits with 1 if a vault was changed,
+`study` if a case failed or lacked its data."""
 
 
 def existing_file(*names: str, help: str) -> Any:

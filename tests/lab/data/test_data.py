@@ -21,7 +21,7 @@ from PIL import Image
 from pyarrow import parquet
 
 from tramark.errors import DataError
-from tramark.lab.data import Dataset, available, decode, fetch, get, load, sources
+from tramark.lab.data import Dataset, available, decode, fetch, find, get, load, sentences, sources
 from tramark.lab.data.catalog import SETS, Source, Spec
 
 Bytes = npt.NDArray[np.uint8]
@@ -145,6 +145,18 @@ def test_sentences_become_word_ids() -> None:
     assert found["test_labels"].tolist() == [1]
 
 
+def test_sentences_are_kept_beside_their_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
+        f"{split}-0.parquet": parquet_bytes([{"sentence": text, "label": 1} for text in texts])
+        for split, texts in (("train", ["A good film", "bad\n film "]), ("validation", ["bad"]))
+    }
+    source = Source("here", lambda: decode.parquet_sentences(files, sentence="sentence", label="label"))
+    monkeypatch.setitem(SETS, "sst2", Spec("films", 2, (source,)))
+    assert sentences("sst2", cache_dir=tmp_path) == (["A good film", "bad film"], ["bad"])
+    assert load("sst2", cache_dir=tmp_path).kind == "text"
+    assert find("sst2", cache_dir=tmp_path) == tmp_path / "sst2.npz"
+
+
 def test_vocabulary_keeps_the_most_frequent_words() -> None:
     train, _ = decode.tokenise(["c c c b b a a z"], [""], words=2, length=9)
     assert train[0].tolist() == [2, 2, 2, 1, 1, 3, 3, 1, 0]
@@ -202,8 +214,9 @@ def test_npz_may_hold_jpeg_sentences_or_categories(tmp_path: Path) -> None:
     np.testing.assert_array_equal(images.train_inputs[1].permute(1, 2, 0).numpy(), pixels(8, 8, 3, seed=1))
     assert images.classes == 200
 
-    sentences = load("sst2", data_dir=tmp_path)
-    assert (sentences.kind, sentences.vocabulary, sentences.input_shape) == ("text", 3, (48,))
+    films = load("sst2", data_dir=tmp_path)
+    assert (films.kind, films.vocabulary, films.input_shape) == ("text", 3, (48,))
+    assert sentences("sst2", data_dir=tmp_path)[0] == ["good film", "bad film"]
 
     table = load("adult", data_dir=tmp_path)
     assert table.kind == "tabular"

@@ -2,6 +2,6 @@
 
 from tramark.errors import DataError
 from tramark.lab.data.dataset import Dataset
-from tramark.lab.data.sources import available, get, load
+from tramark.lab.data.sources import available, find, get, load, sentences
 
-__all__ = ["DataError", "Dataset", "available", "get", "load"]
+__all__ = ["DataError", "Dataset", "available", "find", "get", "load", "sentences"]

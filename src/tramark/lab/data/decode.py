@@ -102,14 +102,16 @@ def cifar10_parquet(files: Files) -> Arrays:
 
 
 def parquet_sentences(files: Files, *, sentence: str, label: str) -> Arrays:
-    """Sentences and labels from parquet files, as token ids."""
+    """Sentences and labels from parquet files, as token ids and as text."""
     splits = {
         split: [row for name in names for row in _rows(files[name], [sentence, label])]
         for split, names in _splits(files, ".parquet").items()
     }
-    tokens = tokenise(*([row[sentence] for row in splits[split]] for split in ("train", "test")))
+    texts = {split: [" ".join(row[sentence].split()) for row in rows] for split, rows in splits.items()}
+    tokens = tokenise(texts["train"], texts["test"])
     labels = {f"{split}_labels": np.array([row[label] for row in rows]) for split, rows in splits.items()}
-    return {"train_tokens": tokens[0], "test_tokens": tokens[1], **labels}
+    joined = {f"{split}_text": np.frombuffer("\n".join(lines).encode(), np.uint8) for split, lines in texts.items()}
+    return {"train_tokens": tokens[0], "test_tokens": tokens[1], **joined, **labels}
 
 
 def adult_csv(files: Files) -> Arrays:
@@ -158,9 +160,7 @@ def sklearn_digits() -> Arrays:
 def npz(source: Path | IO[bytes]) -> Arrays:
     """Arrays under this module's convention from an .npz file, which may also hold images as JPEG bytes with
     offsets, sentences as newline-joined text, or numbers and categories still to be encoded."""
-    with np.load(source, allow_pickle=False) as file:
-        test = "test" if "test_labels" in file else "val"
-        raw = {key: file[key] for key in file.files if key.startswith(("train_", f"{test}_", "vocab_"))}
+    raw, test = _raw(source)
     splits = {"train": "train", "test": test}
     missing = [f"{split}_labels" for split in splits.values() if f"{split}_labels" not in raw]
     if missing:
@@ -180,8 +180,7 @@ def npz(source: Path | IO[bytes]) -> Arrays:
             arrays[f"{split}_images"] = np.stack(pictures)
         return arrays
     if have("text"):
-        texts = (raw[f"{given}_text"].tobytes().decode().strip("\n").split("\n") for given in splits.values())
-        arrays["train_tokens"], arrays["test_tokens"] = tokenise(*texts)
+        arrays["train_tokens"], arrays["test_tokens"] = tokenise(*(_lines(raw[f"{s}_text"]) for s in splits.values()))
         return arrays
     if have("num", "cat"):
         numbers = (raw["train_num"], raw[f"{test}_num"])
@@ -193,6 +192,12 @@ def npz(source: Path | IO[bytes]) -> Arrays:
         "needs train_images and test_images (or _features, _tokens, _text, _jpeg + _offsets, _num + _cat) "
         f"beside the labels; it has {_few(raw)}"
     )
+
+
+def npz_sentences(source: Path | IO[bytes]) -> tuple[list[str], list[str]]:
+    """The training and test sentences in an .npz file that holds them as newline-joined text."""
+    raw, test = _raw(source)
+    return _lines(raw["train_text"]), _lines(raw[f"{test}_text"])
 
 
 def npz_files(files: Files) -> Arrays:
@@ -239,6 +244,17 @@ def tokenise(
         return np.array([row + [PAD] * (length - len(row)) for row in found], dtype=np.int64)
 
     return rows(train), rows(test)
+
+
+def _raw(source: Path | IO[bytes]) -> tuple[Arrays, str]:
+    """The arrays of an .npz file, and what their names begin with in the test part."""
+    with np.load(source, allow_pickle=False) as file:
+        test = "test" if "test_labels" in file else "val"
+        return {key: file[key] for key in file.files if key.startswith(("train_", f"{test}_", "vocab_"))}, test
+
+
+def _lines(text: Array) -> list[str]:
+    return text.tobytes().decode().strip("\n").split("\n")
 
 
 def _rows(data: bytes, columns: list[str]) -> list[dict[str, Any]]:

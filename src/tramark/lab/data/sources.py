@@ -50,9 +50,24 @@ def load(name: str | Path, *, data_dir: Path | None = None, cache_dir: Path | No
     if Path(name).suffix == ".npz":
         path = Path(name)
         return _dataset(path.stem, None, _read(path))
-    spec = _spec(str(name))
-    given = _find(str(name), data_dir) if data_dir else None
-    return _dataset(str(name), spec, _read(given or get(str(name), cache_dir=cache_dir)))
+    return _dataset(str(name), _spec(str(name)), _read(find(str(name), data_dir=data_dir, cache_dir=cache_dir)))
+
+
+def find(name: str, *, data_dir: Path | None = None, cache_dir: Path | None = None) -> Path:
+    """The file of a set: the one in `data_dir`, the one in the cache, or else it is fetched into the cache."""
+    _spec(name)
+    return (_find(name, data_dir) if data_dir else None) or get(name, cache_dir=cache_dir)
+
+
+def sentences(name: str, *, data_dir: Path | None = None, cache_dir: Path | None = None) -> tuple[list[str], list[str]]:
+    """The training and test sentences of a text set, in the order of the rows that `load` gives."""
+    path = find(name, data_dir=data_dir, cache_dir=cache_dir)
+    try:
+        return decode.npz_sentences(path)
+    except KeyError:
+        raise DataError(
+            f"{path} holds no sentences (train_text), only their tokens: fetch the set anew, or give such a file"
+        ) from None
 
 
 def get(name: str, *, cache_dir: Path | None = None) -> Path:

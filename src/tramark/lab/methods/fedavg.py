@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from tramark.errors import CheckpointError, one_line
 from tramark.fleet.aggregation import Aggregation, Incoming, Samples, fold
 from tramark.fleet.fleet import Fleet, Outgoing
+from tramark.fleet.travels import Travels, travelling
 from tramark.lab.methods.base import Scene
 from tramark.marks.rounds import RoundReport
 from tramark.vault.files import replace_file
@@ -23,12 +24,20 @@ class FedAvg:
     >>> server.collect(dict(server.dispatch())).used
     ('alice', 'bob')
 
-    With a `checkpoint`, a file, it keeps its state there after each round, and `resume` goes on from it.
+    With a `checkpoint`, a file, it keeps its state there after each round, and `resume` goes on from it. `travels` says
+    which part of the model is sent and averaged, if not all of it; the rest is constant.
     """
 
-    def __init__(self, model: nn.Module, clients: Iterable[str], *, checkpoint: Path | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        clients: Iterable[str],
+        *,
+        checkpoint: Path | None = None,
+        travels: Travels | None = None,
+    ) -> None:
         self.model = copy.deepcopy(model)
-        self.fleet = Fleet(model, clients)
+        self.fleet = Fleet(model, clients, None if travels is None else travelling(model, travels))
         self.round = 0
         self.checkpoint = checkpoint
 

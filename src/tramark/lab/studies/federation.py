@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from tramark.fleet.scratch import device_of, evaluating
+from tramark.fleet.travels import Travels, frozen_part
 from tramark.keys.keyring import Keyring
 from tramark.keys.pictures import Patterns
 from tramark.keys.sources import Source, Tokens, Vectors
@@ -66,7 +67,7 @@ def play(
         source=questions_for(data),
         secret=hashlib.sha256(f"zoo {federation.name} {seed}".encode()).digest(),
     )
-    server = Traced(model, keyring, rounds=federation.rounds)
+    server = Traced(model, keyring, rounds=federation.rounds, travels=travels(model))
     server.fleet.load_base(warm["fleet"])
     server.round = int(warm["round"])
     simulation = Simulation(server, data, parts, federation.training, seed=seed)
@@ -76,7 +77,7 @@ def play(
         trained = simulation.train()
         found = _judged(server, trained) if was_marked else {}
         report = server.collect(trained, samples=dict(zip(clients, map(len, parts), strict=True)))
-        say(f"{federation.name}: {report}")
+        say(str(report))
         if was_marked:
             rounds.append(
                 {
@@ -109,6 +110,11 @@ def play(
         "seconds": round(time.perf_counter() - began, 1),
         "settings": asdict(federation),
     }
+
+
+def travels(model: nn.Module) -> Travels | None:
+    """What travels of a net: its trainable part, if the rest is frozen."""
+    return "trainable" if frozen_part(model) else None
 
 
 def warm_up(federation: Federation) -> int:
@@ -154,19 +160,20 @@ def _without_marks(
     say: Callable[[str], None],
 ) -> tuple[dict[str, Any], float]:
     """The state some rounds before the end of warm-up, and FedAvg's accuracy at the end."""
-    told = json.dumps([asdict(federation), seed], sort_keys=True).encode()
+    part = travels(model)
+    told = json.dumps([asdict(federation), seed, *([part] if part else [])], sort_keys=True).encode()
     path = folder / f"{federation.name}-{seed}-{hashlib.sha256(told).hexdigest()[:8]}.safetensors"
     if path.exists():
         kept = unpack(path.read_bytes())
         return kept, float(kept["ma"])
-    server = FedAvg(model, clients)
+    server = FedAvg(model, clients, travels=part)
     simulation = Simulation(server, data, parts, federation.training, seed=seed)
     warm: dict[str, Any] = {}
     while server.round < federation.rounds:
         if server.round == max(0, warm_up(federation) - KEPT):
             warm = unpack(pack(server.state_dict()))
         server.collect(simulation.train(), samples=dict(zip(clients, map(len, parts), strict=True)))
-        say(f"{federation.name}: round {server.round} of FedAvg")
+        say(f"round {server.round} of {federation.rounds} of FedAvg")
     ma = mean(task_accuracy(server, data).values())
     folder.mkdir(parents=True, exist_ok=True)
     replace_file(path, pack(warm | {"ma": ma}))

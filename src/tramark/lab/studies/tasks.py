@@ -1,7 +1,10 @@
-"""Tasks made of the data sets in the catalogue: some classes of one, two of them together, pictures as tokens."""
+"""Tasks made of the data sets in the catalogue: some classes of one, two of them together, pictures as tokens.
+
+A task knows which data sets it needs, so that a study can say what is missing before it runs anything.
+"""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -11,9 +14,18 @@ from torch.nn import functional as F
 from tramark.errors import SettingError
 from tramark.lab import data
 from tramark.lab.data import Dataset
+from tramark.lab.models.pretrained import minilm_tokens
 
 
-def first_classes(name: str, count: int) -> Callable[[Path | None], Dataset]:
+@dataclass(frozen=True)
+class Task:
+    """The data sets that a task needs, and how it is made of those in a folder, the cache or at their sources."""
+
+    sets: tuple[str, ...]
+    load: Callable[[Path | None], Dataset]
+
+
+def first_classes(name: str, count: int) -> Task:
     """The task of telling the first `count` classes of a set apart."""
 
     def load(data_dir: Path | None) -> Dataset:
@@ -29,7 +41,7 @@ def first_classes(name: str, count: int) -> Callable[[Path | None], Dataset]:
             augment=False,
         )
 
-    return load
+    return Task((name,), load)
 
 
 def digits_and_clothes(data_dir: Path | None) -> Dataset:
@@ -46,7 +58,7 @@ def digits_and_clothes(data_dir: Path | None) -> Dataset:
     )
 
 
-def smaller(name: str, size: int) -> Callable[[Path | None], Dataset]:
+def smaller(name: str, size: int) -> Task:
     """A set with its pictures averaged down to `size`×`size`."""
 
     def load(data_dir: Path | None) -> Dataset:
@@ -63,10 +75,10 @@ def smaller(name: str, size: int) -> Callable[[Path | None], Dataset]:
             augment=False,
         )
 
-    return load
+    return Task((name,), load)
 
 
-def as_tokens(name: str) -> Callable[[Path | None], Dataset]:
+def as_tokens(name: str) -> Task:
     """A set of grey pictures as sequences of 49 tokens: the pictures' 4×4 blocks in sixteen shades and two slopes."""
 
     def load(data_dir: Path | None) -> Dataset:
@@ -89,10 +101,10 @@ def as_tokens(name: str) -> Callable[[Path | None], Dataset]:
             vocabulary=66,
         )
 
-    return load
+    return Task((name,), load)
 
 
-def as_rows(name: str) -> Callable[[Path | None], Dataset]:
+def as_rows(name: str) -> Task:
     """A set of pictures as a table of standardised numbers."""
 
     def load(data_dir: Path | None) -> Dataset:
@@ -108,20 +120,37 @@ def as_rows(name: str) -> Callable[[Path | None], Dataset]:
             kind="tabular",
         )
 
-    return load
+    return Task((name,), load)
 
 
-def plain(name: str) -> Callable[[Path | None], Dataset]:
+def plain(name: str) -> Task:
     """A set as it is, without augmentation."""
-    return lambda data_dir: replace(data.load(name, data_dir=data_dir), augment=False)
+    return Task((name,), lambda data_dir: replace(data.load(name, data_dir=data_dir), augment=False))
 
 
-TASKS: dict[str, Callable[[Path | None], Dataset]] = {
+def as_wordpieces(name: str, length: int) -> Task:
+    """A set of sentences as MiniLM's own tokens, `length` of them each."""
+
+    def load(data_dir: Path | None) -> Dataset:
+        train, test = data.sentences(name, data_dir=data_dir)
+        train_inputs, vocabulary = minilm_tokens(train, length)
+        return replace(
+            data.load(name, data_dir=data_dir),
+            name=f"{name}-wordpiece",
+            train_inputs=train_inputs,
+            test_inputs=minilm_tokens(test, length)[0],
+            vocabulary=vocabulary,
+        )
+
+    return Task((name,), load)
+
+
+TASKS: dict[str, Task] = {
     "mnist": plain("mnist"),
     "fashion-mnist": plain("fashion-mnist"),
     "digits": plain("digits"),
     "digits-rows": as_rows("digits"),
-    "digits-and-clothes": digits_and_clothes,
+    "digits-and-clothes": Task(("mnist", "fashion-mnist"), digits_and_clothes),
     "cifar-10": plain("cifar-10"),
     "cifar-100": plain("cifar-100"),
     "cifar-50": first_classes("cifar-100", 50),
@@ -131,6 +160,7 @@ TASKS: dict[str, Callable[[Path | None], Dataset]] = {
     "pneumonia-mnist": plain("pneumonia-mnist"),
     "adult": plain("adult"),
     "sst2": plain("sst2"),
+    "sst2-wordpiece": as_wordpieces("sst2", 32),
     "mnist-tokens": as_tokens("mnist"),
     "fashion-tokens": as_tokens("fashion-mnist"),
 }
@@ -138,6 +168,15 @@ TASKS: dict[str, Callable[[Path | None], Dataset]] = {
 
 def load(name: str, data_dir: Path | None) -> Dataset:
     """The task of a name."""
+    return _named(name).load(data_dir)
+
+
+def sets(name: str) -> tuple[str, ...]:
+    """The names of the data sets that a task needs."""
+    return _named(name).sets
+
+
+def _named(name: str) -> Task:
     if name not in TASKS:
         raise SettingError(f"no task named {name!r}; there are {', '.join(TASKS)}")
-    return TASKS[name](data_dir)
+    return TASKS[name]

@@ -1,0 +1,114 @@
+"""Run the cases of a study, each run in a process of its own with one thread.
+
+So the numbers are the same however many runs go on at a time, and a run that crashes takes no other with it. A row is
+written as soon as its run has ended: a study that was killed goes on with the rows that are missing.
+"""
+
+import json
+import multiprocessing
+import signal
+import traceback
+import warnings
+from collections import deque
+from collections.abc import Iterable
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Protocol
+
+from tramark.errors import SettingError, one_line
+from tramark.lab.simulation.environment import single_threaded
+from tramark.lab.studies.book import Book
+from tramark.lab.studies.study import Row, Run, Study
+
+
+class Watcher(Protocol):
+    """Sees how a study goes on."""
+
+    def says(self, run: Run, words: str) -> None:
+        """A run says how far it is."""
+
+    def ended(self, run: Run, row: Row) -> None:
+        """A run has ended with this row; it has `error` if it failed."""
+
+
+def conduct(book: Book, runs: Iterable[Run], *, workers: int, data_dir: Path | None, watcher: Watcher) -> list[Row]:
+    """Run what has no row yet, some at a time, and return the rows that came of it."""
+    if workers < 1:
+        raise SettingError(f"{workers} workers: there must be at least one")
+    waiting, rows = deque(book.pending(runs)), []
+    going: dict[Connection, tuple[Run, BaseProcess]] = {}
+    try:
+        while waiting or going:
+            while waiting and len(going) < workers:
+                run = waiting.popleft()
+                connection, process = _start(book.study, run, book.work, data_dir)
+                going[connection] = run, process
+                watcher.says(run, "starts")
+            for ready in wait(list(going)):
+                assert isinstance(ready, Connection)
+                run, process = going[ready]
+                said = _heard(ready, process)
+                if isinstance(said, str):
+                    watcher.says(run, said)
+                    continue
+                del going[ready]
+                _stop(ready, process)
+                book.write(run, said)
+                rows.append(said)
+                watcher.ended(run, said)
+    finally:
+        for connection, (_, process) in going.items():
+            process.terminate()
+            _stop(connection, process)
+    return rows
+
+
+def _start(study: Study, run: Run, folder: Path, data_dir: Path | None) -> tuple[Connection, BaseProcess]:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_work, args=(theirs, study, run, folder, data_dir), daemon=True)
+    with single_threaded():
+        process.start()
+    theirs.close()
+    return ours, process
+
+
+def _stop(connection: Connection, process: BaseProcess) -> None:
+    connection.close()
+    process.join()
+
+
+def _heard(connection: Connection, process: BaseProcess) -> str | Row:
+    """What a process sends: words, or at last its row."""
+    try:
+        kind, text = connection.recv()
+    except (EOFError, OSError):
+        process.join()
+        return {"error": f"its process ended with exit code {process.exitcode}, perhaps for lack of memory"}
+    if kind == "says":
+        return str(text)
+    row: Row = json.loads(text)
+    return row
+
+
+def _work(connection: Connection, study: Study, run: Run, folder: Path, data_dir: Path | None) -> None:
+    # An interrupt is for the parent, which then stops us.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def say(words: str) -> None:
+        connection.send(("says", words))
+
+    with warnings.catch_warnings(record=True) as caught:
+        try:
+            row = study.run(run.case, run.seed, folder, data_dir, say)
+            json.dumps(row)
+        except Exception as error:
+            what = f"{type(error).__name__}: {one_line(error, 500)}"
+            row = {"error": what, "traceback": traceback.format_exc()}
+    if remarks := list(dict.fromkeys(one_line(str(warning.message), 500) for warning in caught)):
+        row["warnings"] = remarks
+    try:
+        connection.send(("row", json.dumps(row)))
+    except OSError:
+        return  # The parent is gone.

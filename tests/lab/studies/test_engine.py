@@ -1,0 +1,146 @@
+"""Studies are run case by case, survive failures and kills, and never mix rows of different settings."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import fake_study
+import pytest
+from fake_study import Notes, Squares
+
+from tramark.errors import SettingError
+from tramark.lab.studies.book import Book
+from tramark.lab.studies.engine import conduct
+from tramark.lab.studies.needs import missing_sets
+from tramark.lab.studies.study import Case, Row, all_runs, named
+
+
+def run(out: Path, study: Squares, *, seeds: int = 1, workers: int = 1, watcher: Notes | None = None) -> list[Row]:
+    runs = all_runs(study.cases(), seeds)
+    return conduct(Book(study, out), runs, workers=workers, data_dir=None, watcher=watcher or Notes())
+
+
+def results(out: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads((out / "results.json").read_text())["rows"]
+    return rows
+
+
+def times(out: Path) -> dict[str, int]:
+    """How often each run was started."""
+    return {path.name: len(path.read_text()) for path in sorted((out / "work").iterdir())}
+
+
+def test_every_case_and_seed_gets_a_row_a_table_and_a_picture(tmp_path: Path) -> None:
+    notes = Notes()
+    study = Squares((("b", 3), ("a", 2)))
+    run(tmp_path, study, seeds=2, workers=3, watcher=notes)
+    assert [(row["case"], row["seed"], row["square"]) for row in results(tmp_path)] == [
+        ("b", 0, 9),
+        ("b", 1, 10),
+        ("a", 0, 4),
+        ("a", 1, 5),
+    ]
+    assert {row["threads"] for row in results(tmp_path)} == {os.environ.get("OMP_NUM_THREADS", "1")}
+    assert ("b-1", "round 1 of 3") in notes.said
+    assert sorted(notes.done) == ["a-0", "a-1", "b-0", "b-1"]
+    assert "| b    |      9 |" in (tmp_path / "table.md").read_text()
+    assert (tmp_path / "picture.png").read_text() == (tmp_path / "picture.svg").read_text() == "9 10 4 5"
+
+
+def test_rows_that_are_there_are_not_run_again(tmp_path: Path) -> None:
+    run(tmp_path, Squares((("a", 2), ("b", 3))))
+    more = run(tmp_path, Squares((("a", 2), ("b", 3), ("c", 4))))
+    assert [row["square"] for row in more] == [16]
+    assert times(tmp_path) == {"a-0": 1, "b-0": 1, "c-0": 1}
+    assert [row["case"] for row in results(tmp_path)] == ["a", "b", "c"]
+
+
+def test_a_failure_is_written_down_and_the_others_go_on(tmp_path: Path) -> None:
+    study = Squares((("bad", -1), ("dead", 13), ("good", 5)))
+    bad, dead, good = run(tmp_path, study)
+    assert bad["error"] == "SettingError: -1 is negative"
+    assert "Traceback" in bad["traceback"]
+    assert "exit code 7" in dead["error"]
+    assert good["square"] == 25
+    assert good["warnings"] == ["five is odd"]
+    table = (tmp_path / "table.md").read_text()
+    assert "- bad, seed 0: SettingError: -1 is negative" in table
+    assert "- dead, seed 0: its process ended" in table
+    assert "Traceback" not in (tmp_path / "results.json").read_text()
+    assert (tmp_path / "picture.png").read_text() == "25"
+    run(tmp_path, study)
+    assert times(tmp_path) == {"bad-0": 2, "dead-0": 2, "good-0": 1}, "what failed is tried again"
+
+
+def test_a_row_of_other_settings_is_refused_and_kept(tmp_path: Path) -> None:
+    run(tmp_path, Squares((("a", 2), ("b", 3))))
+    changed = Squares((("a", 2), ("b", 4), ("c", 5)))
+    with pytest.raises(SettingError, match=r"b-0 \(number was 3, is 4\).*--again"):
+        run(tmp_path, changed)
+    assert times(tmp_path) == {"a-0": 1, "b-0": 1}, "nothing is run"
+    book = Book(changed, tmp_path)
+    assert [row["case"] for row in book.rows()] == ["a"]
+    assert "other settings: b-0" in book.table()
+    book.forget(all_runs(changed.cases(), 1))
+    run(tmp_path, changed)
+    assert [row["square"] for row in results(tmp_path)] == [4, 16, 25]
+
+
+def test_what_is_no_row_is_said(tmp_path: Path) -> None:
+    study = Squares((("a", 2),))
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "a-0.json").write_text("{")
+    with pytest.raises(SettingError, match=r"a-0.json is not a row"):
+        run(tmp_path, study)
+
+
+def test_a_killed_study_goes_on_where_it_was(tmp_path: Path) -> None:
+    support = Path(fake_study.__file__).parent
+    paths = [str(support), *sys.path]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    process = subprocess.Popen([sys.executable, fake_study.__file__, str(tmp_path)], env=environment)
+    try:
+        # The second run hangs: by then the first has its row, and the third has not begun.
+        while not (tmp_path / "work" / "b-0").exists():
+            assert process.poll() is None
+            time.sleep(0.05)
+    finally:
+        process.kill()
+        process.wait()
+    assert [row["square"] for row in results(tmp_path)] == [4]
+    assert "| a    |      4 |" in (tmp_path / "table.md").read_text()
+    hung = Squares((("a", 2), ("b", 404), ("c", 4)))
+    runs = all_runs([case for case in hung.cases() if case.name != "b"], 1)
+    conduct(Book(hung, tmp_path), runs, workers=1, data_dir=None, watcher=Notes())
+    assert times(tmp_path) == {"a-0": 1, "b-0": 1, "c-0": 1}
+    assert [row["square"] for row in results(tmp_path)] == [4, 16]
+
+
+def test_an_interrupt_stops_the_runs(tmp_path: Path) -> None:
+    class Impatient(Notes):
+        def says(self, run: object, words: str) -> None:
+            if words.startswith("round"):
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, Squares((("a", 404), ("b", 404))), workers=2, watcher=Impatient())
+    assert not (tmp_path / "rows").exists()
+
+
+def test_missing_data_is_found_before_anything_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAMARK_CACHE", str(tmp_path / "cache"))
+    cases = [Case("a", {}, ("digits", "nonsense")), Case("b", {}, ("digits",))]
+    assert list(missing_sets(cases, None)) == ["nonsense"]
+    assert (tmp_path / "cache" / "digits.npz").exists(), "what can be fetched is fetched"
+
+
+def test_cases_are_chosen_by_name() -> None:
+    cases = Squares((("a", 1), ("b", 2), ("c", 3))).cases()
+    assert [case.name for case in named(cases, ["c", "a"])] == ["a", "c"]
+    assert named(cases, []) == cases
+    with pytest.raises(SettingError, match="no case named d; there are a, b, c"):
+        named(cases, ["a", "d"])
