@@ -16,6 +16,7 @@ from tramark.marks.gradient import GradientSteps
 from tramark.marks.presets import preset_named
 from tramark.vault.commit import state_digest
 from tramark.vault.lock import make_key_file
+from tramark.vault.packing import pack, unpack
 from tramark.vault.store import Vault
 
 CLIENTS = ["a", "b", "c"]
@@ -71,6 +72,38 @@ def test_resuming_is_bitwise(preset: str, stop: int) -> None:
         assert all(torch.equal(one[name], other[name]) for name in one)
     assert second.keyring == whole.keyring
     assert second.round == 5
+
+
+def test_plan_and_marks_made_are_resumed() -> None:
+    """Fifteen clients: which of them are asked depends on how many came, and the next margin on what was made."""
+    clients = [f"client-{i}" for i in range(15)]
+    keyring = Keyring.generate(clients=clients, classes=10, input_shape=(1, 8, 8), questions=12, secret=b"s" * 32)
+    first = TraMark(model(), keyring, warmup_rounds=1)
+    play(first, 2)
+    second = TraMark(model(), first.keyring, warmup_rounds=1)
+    second.load_state_dict(unpack(pack(first.state_dict())))
+    for federation in (first, second):
+        play(federation, 1)
+    one, other = (federation.collect(dict(federation.dispatch())) for federation in (first, second))
+    assert one.made is not None
+    assert one == other
+    assert one.survived is not None
+    assert len(one.survived.clients) == 5
+
+
+def test_a_state_of_an_early_version_has_no_plan() -> None:
+    first = server(warmup=1)
+    play(first, 2)
+    second = server(warmup=1)
+    second.keyring = first.keyring
+    early = {name: value for name, value in first.state_dict().items() if name not in ("plan", "made", "came")}
+    second.load_state_dict(early)
+    report = second.collect(dict(second.dispatch()))
+    assert first.collect(dict(first.dispatch())).made is not None
+    assert report.made is not None
+    made = [federation.state_dict()["made"] for federation in (first, second)]
+    assert made[0]["layers"] == made[1]["layers"]
+    assert report.made.reached == 1.0
 
 
 def slowing(federation: TraMark, rounds: int) -> list[bool]:

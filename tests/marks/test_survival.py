@@ -6,9 +6,12 @@ from torch import Tensor, nn
 
 from tramark import Keyring, TraMark, WafflePatterns
 from tramark.marks import survival
+from tramark.marks.control import steer
+from tramark.marks.injection import Made, Plan
 from tramark.marks.survival import Survival, unseen
 
 CLIENTS = [f"client-{i}" for i in range(7)]
+MADE = Made(("1",), 16, 8.0, 1.0, 0.005)
 
 
 def ring(**options: object) -> Keyring:
@@ -86,3 +89,42 @@ def test_what_is_measured_was_neither_written_nor_is_it_asked() -> None:
 def test_nothing_that_came_back_is_nothing_measured() -> None:
     federation = server()
     assert Survival(federation.model, federation.keyring).result is None
+
+
+def test_other_clients_are_asked_each_round() -> None:
+    names = [f"client-{i}" for i in range(20)]
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    keyring = ring(clients=names)
+
+    def asked(round: int, expected: int) -> list[str]:
+        found = Survival(model, keyring.choose(range(16)), round, expected)
+        for name in names:
+            found.watch(name, model.state_dict())
+        assert found.result is not None
+        return list(found.result.clients)
+
+    assert asked(round=0, expected=20) == [names[i] for i in (0, 4, 8, 12, 16)]
+    assert {name for round in range(4) for name in asked(round, 20)} == set(names)
+    assert len(asked(round=2, expected=1)) == survival.CLIENTS, "more came than were expected"
+
+
+def test_one_wild_client_of_five_does_not_move_what_the_margin_follows() -> None:
+    federation = server()
+    federation.collect(dict(federation.dispatch()))
+    outgoing = {client: dict(state) for client, state in federation.dispatch().items()}
+
+    def measured(wild: dict[str, float]) -> survival.Survived:
+        found = Survival(federation.model, federation.keyring)
+        for client in CLIENTS[:5]:
+            state = outgoing[client]
+            scaled = {name: wild.get(client, 1.0) * tensor for name, tensor in state.items()}
+            found.watch(client, scaled)
+        assert found.result is not None
+        return found.result
+
+    plain, one, two = measured({}), measured({"client-1": -50.0}), measured({"client-1": -50.0, "client-3": -50.0})
+    assert one.low >= min(plain.low, 0.5 * plain.low)
+    assert one.least == 0
+    assert two.low < -10
+    assert steer(Plan(("1",), 8.0), MADE, one).margin < 1.5 * steer(Plan(("1",), 8.0), MADE, plain).margin
