@@ -7,7 +7,7 @@ aggregates, makes the marks of all clients, whether they took part or not, and d
 import copy
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -158,7 +158,7 @@ class TraMark:
         self.drift.forget()
         watch: Survival | Replay
         if self.marked:
-            watch = self._survival = Survival(self.model, self.keyring, self.round, self._came)
+            watch = self._survival = Survival(self.model, self.keyring, self.fleet, self.round, self._came)
         else:
             watch = self._replay = Replay(self.fleet)
         return self.fleet.begin(self.drift, watch.watch, first=self.round == 0)
@@ -288,6 +288,8 @@ class TraMark:
             updates = self._replay.updates if self._replay else []
             found = self.injection.begin(self.model, self.fleet, self.keyring, self.drift, updates)
             self.keyring, self._plan = found
+            if self._replay:
+                self._plan = replace(self._plan, calm=self._replay.size(self._plan.layers))
             self._replay = None
             self.drift.keep([f"{layer}.weight" for layer in self._plan.layers])
         self._inject()

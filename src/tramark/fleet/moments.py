@@ -146,6 +146,11 @@ class Pull:
         """(G + ridge·I)⁻¹ right · ridge, for a … × out × N tensor."""
         return right - self._along(right, self.energies / (self.energies + self.ridge))
 
+    def root(self, right: Tensor) -> Tensor:
+        """(G + ridge·I)^½ right."""
+        plain = math.sqrt(self.ridge)
+        return plain * right + self._along(right, (self.energies + self.ridge).sqrt() - plain)
+
     def _along(self, right: Tensor, weights: Tensor) -> Tensor:
         along: Tensor = (self.directions * weights) @ (self.directions.T @ right)
         return along

@@ -136,9 +136,10 @@ class ClosedForm:
         margin, few, wanted = plan.margin, [change[:SEEN] for change in changes], wanted[:SEEN]
         cost = draft.cost(few)
         for _ in range(LESS):
-            if cost <= plan.limit:
+            factor = within(cost, draft.strain(few), plan.limit)
+            if factor > 0.99:
                 break
-            margin *= within(cost, plan.limit)
+            margin *= factor
             few = draft.search.trimmed(few, wanted, margin)
             cost = draft.cost(few)
         return margin, cost

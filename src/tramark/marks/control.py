@@ -18,6 +18,13 @@ FREE = 0.01
 CHEAP = 0.004
 """A cost at which more margin than is needed is asked for: it is harder to remove."""
 
+BRAKE = 0.6
+"""The strain (`Draft.strain`) that goes with a cost of `FREE`: more of it, and the noise in the gradients of the layers
+before would build up round by round."""
+
+STRAINED = 1.25
+"""Updates of the other layers that are so much larger than before the marks show that marks disturb training."""
+
 DEAR = 0.03
 """The largest cost, while too little survives."""
 
@@ -34,13 +41,17 @@ LEAST, MOST = 2.0, 100.0
 """The margins between which the control stays, in logits."""
 
 
-def within(cost: float, limit: float) -> float:
-    """The factor by which a margin must shrink for its cost to come down to a limit; 1 if it is low enough.
+def within(cost: float, strain: float, limit: float) -> float:
+    """The factor by which a margin must shrink for its cost and its strain to come down to their limits.
 
-    >>> within(0.04, 0.01), within(0.001, 0.01)
-    (0.5, 1.0)
+    It is 1 if they are low enough. Both limits move together, the cost's being `limit`.
+
+    >>> within(0.04, 0.1, 0.01), within(0.001, 0.1, 0.01), within(0.001, 1.2, 0.01)
+    (0.5, 1.0, 0.5)
     """
-    return min(1.0, math.sqrt(limit / max(cost, 1e-9)))
+    if math.isinf(limit):
+        return 1.0
+    return min(1.0, math.sqrt(limit / max(cost, 1e-9)), BRAKE * math.sqrt(limit / FREE) / max(strain, 1e-9))
 
 
 def steer(plan: Plan, made: Made, survived: Survived) -> Plan:
@@ -50,6 +61,9 @@ def steer(plan: Plan, made: Made, survived: Survived) -> Plan:
     wanted = min(max(RESERVE * lost, free), PLENTY * lost)
     factor = min(RISE, max(FALL, wanted / max(made.margin, LEAST)))
     enough = survived.low > 0
+    if plan.calm and survived.moved > STRAINED * plan.calm:
+        # Marks disturb training, whatever was foreseen.
+        return replace(plan, margin=min(made.margin, factor * made.margin), limit=max(FREE / 4, 0.6 * plan.limit))
     # A higher limit while too little survives, the lower one again when it does.
-    limit = max(FREE, 0.9 * plan.limit) if enough else min(DEAR, 1.5 * plan.limit)
+    limit = max(min(FREE, 1.2 * plan.limit), 0.9 * plan.limit) if enough else min(DEAR, 1.5 * plan.limit)
     return replace(plan, margin=min(MOST, max(LEAST, factor * made.margin)), limit=limit)

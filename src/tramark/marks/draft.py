@@ -6,6 +6,7 @@ answers to candidate questions, and looks at how far the model's answers move: t
 the base answers. This works behind any layer of any net, for nothing but the rest of the net is run.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +18,7 @@ from torch.nn import functional as F
 from tramark.errors import SettingError
 from tramark.fleet.drift import Drift
 from tramark.fleet.fleet import Fleet
-from tramark.fleet.moments import Moment
+from tramark.fleet.moments import Moment, Pull
 from tramark.fleet.region import Directions, Subspace
 from tramark.marks.directions import write_directions
 from tramark.marks.layers import OneHot, Rows, never_fed
@@ -45,6 +46,9 @@ class Written:
     """B."""
     leak: Tensor
     """A root of BᵀMB: how the clients' data excites the directions."""
+    pull: Pull
+    gain: float
+    """The strongest gradient that runs back through the layer and around it."""
 
     @cached_property
     def _qr(self) -> tuple[Tensor, Tensor]:
@@ -88,15 +92,18 @@ class Draft:
         run = split(model, layers[0], sheet.inputs)
         if not torch.isfinite(run.layer_outputs).all():
             raise SettingError("the base model answers its questions with NaN or infinity: training has diverged")
-        parts, pulls = [], []
+        parts: list[Written] = []
         for layer in layers:
             own = run if layer == layers[0] else split(model, layer, sheet.inputs)
             name = f"{layer}.weight"
             moment = drift.moment(name)
             directions = write_directions(own.layer_inputs, sheet.owner, moment, moment.ridge(near), RESIDUAL)
             directions[list(never_fed(model.get_submodule(layer)))] = 0
-            parts.append(Written(layer, name, directions, _leak(own.layer_inputs, directions, moment)))
-            pulls.append(drift.pull(name, PULL_RIDGE))
+            leak, pull = _leak(own.layer_inputs, directions, moment), drift.pull(name, PULL_RIDGE)
+            weight = drift.slots[name].matrix(model.get_parameter(name).detach().contiguous())
+            gain = math.hypot(1, own.around()) * _gain(weight, pull)
+            parts.append(Written(layer, name, directions, leak, pull, gain))
+        pulls = [part.pull for part in parts]
         search = Search(model, layers, run, [part.directions for part in parts], pulls, sheet, spread)
         return cls(search, tuple(parts), tuple(split(model, layer, others) for layer in layers))
 
@@ -119,6 +126,31 @@ class Draft:
             base = F.log_softmax(look.after(look.layer_outputs).float(), dim=1).repeat(len(change), 1)
             total += float(F.kl_div(answers, base, log_target=True, reduction="batchmean"))
         return total
+
+    def strain(self, changes: Sequence[Tensor]) -> float:
+        """How strong gradients are that run back through some clients' edits, relative to those through the layer.
+
+        They are noise to the layers before. Both are taken in their strongest direction, weighed by how the clients'
+        gradients pull at the layer's outputs. In a residual net most of a gradient goes around the layer.
+        """
+        found = []
+        for part, change in zip(self.parts, changes, strict=True):
+            edits = part.pull.root(part.turned(change))
+            found.append(float(torch.linalg.eigvalsh(edits.mT @ edits).max().clamp_min(0).sqrt()) / part.gain)
+        return max(found)
+
+
+def _gain(matrix: Tensor, pull: Pull) -> float:
+    """The largest singular value of a layer's matrix as the pull weighs it, to within a few per cent.
+
+    By power iteration on a few vectors at once; the weighed matrix is never formed.
+    """
+    generator = torch.Generator().manual_seed(0)
+    vectors = torch.randn(matrix.shape[1], 8, generator=generator).to(matrix)
+    for _ in range(3):
+        answers = pull.root(pull.root(matrix @ F.normalize(vectors, dim=0)))
+        vectors = (answers.T @ matrix).T
+    return float(torch.linalg.matrix_norm(pull.root(matrix @ torch.linalg.qr(vectors).Q), ord=2))
 
 
 def _leak(rows: Rows, directions: Tensor, moment: Moment) -> Tensor:

@@ -25,11 +25,13 @@ class Plan:
     layers : where marks are written, in the order in which the model runs the layers; none for a region of places.
     margin : by how many logits the answers are to lead.
     limit : what the marks may cost at most.
+    calm : how large clients' updates of the other layers were before there were marks; zero if not known.
     """
 
     layers: tuple[str, ...] = ()
     margin: float = 8.0
     limit: float = 0.01
+    calm: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain values."""

@@ -1,6 +1,7 @@
 """Remember a few clients' last updates, to see what they would do to a mark before it is sent to anybody."""
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -33,6 +34,12 @@ class Replay:
             if name in returned and old.is_floating_point()
         }
         self.updates.append(weights | buffers)
+
+    def size(self, layers: Collection[str]) -> float:
+        """The norm of an update of all weights but those of some layers, in the mean."""
+        names = [n for n in self._fleet.layout.tensors if n.removesuffix(".weight") not in layers]
+        sizes = [math.sqrt(sum(float(update[name].square().sum()) for name in names)) for update in self.updates]
+        return sum(sizes) / max(len(sizes), 1)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ A run holds what the layer is fed and what it answers for some inputs, and goes 
 """
 
 import copy
+import math
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Self
@@ -125,6 +126,30 @@ class GraphRun(_Run):
         }
         return new
 
+    def around(self) -> float:
+        """Estimated on a few inputs, for a random direction of the answer.
+
+        What goes around and what the layer is fed are different tensors, often with a normalisation between them. So
+        gradients are compared for relative changes of their tensors.
+        """
+        few = self.some(torch.arange(min(8, len(self.layer_outputs))))
+        fed = few.layer_inputs.detach().requires_grad_()
+        few._carried = {
+            node: value.detach().requires_grad_() if value.is_floating_point() else value
+            for node, value in few._carried.items()
+        }
+        ways = [value for value in few._carried.values() if value.requires_grad]
+        if not ways:
+            return 0.0
+        with torch.enable_grad():
+            answers = few.after(self._graph.get_submodule(str(self._cut.target))(fed))
+        slopes = torch.autograd.grad(answers, [fed, *ways], any_direction(answers), materialize_grads=True)
+        through, *others = (
+            float(slope.square().sum() * tensor.detach().square().sum())
+            for slope, tensor in zip(slopes, [fed, *ways], strict=True)
+        )
+        return math.sqrt(sum(others) / max(through, 1e-30))
+
     def after(self, layer_outputs: Tensor) -> Tensor:
         copies = len(layer_outputs) // len(self.layer_outputs)
         carried = {node: _copies(value, copies) for node, value in self._carried.items()}
@@ -149,6 +174,9 @@ class WholeRun(_Run):
     @property
     def load(self) -> int:
         return len(self.layer_outputs) * self._width
+
+    def around(self) -> float:
+        return 0.0  # without a graph there is no telling
 
     def after(self, layer_outputs: Tensor) -> Tensor:
         copies = len(layer_outputs) // len(self.layer_outputs)
@@ -184,6 +212,10 @@ class RowRun:
     @property
     def load(self) -> int:
         return self._run.load
+
+    def around(self) -> float:
+        # No gradient goes through an embedding: tokens have none, and no layer comes before it.
+        return math.inf if isinstance(self._layer, nn.Embedding) else self._run.around()
 
     def after(self, layer_outputs: Tensor) -> Tensor:
         return self._run.after(as_answered(self._layer, layer_outputs, self._run.layer_outputs.shape))

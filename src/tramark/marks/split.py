@@ -43,6 +43,9 @@ class Split(Protocol):
     def after(self, layer_outputs: Tensor) -> Tensor:
         """The model's outputs for other answers of the layer, given for c copies of the inputs one after another."""
 
+    def around(self) -> float:
+        """Size of the gradient that goes around the layer, as in a residual net, relative to that through the layer."""
+
     def some(self, rows: Tensor) -> "Split":
         """The run of some of the inputs."""
 

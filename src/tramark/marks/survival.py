@@ -5,6 +5,7 @@ that suspects are not asked. The share of right answers is the client's *surviva
 margin that is left.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tramark.errors import SettingError
+from tramark.fleet.fleet import Fleet
 from tramark.fleet.layout import State
 from tramark.fleet.scratch import device_of, evaluating
 from tramark.keys.keyring import Keyring
@@ -38,11 +40,13 @@ class Survived:
         negative.
     low : by how many logits all but a tenth of a client's answers lead at least, for a client that fared worse than
         most: the second worst of five. One client alone, hostile or odd, does not move it.
+    moved : how large the clients' updates of tensors without marks are, in the median.
     """
 
     clients: dict[str, float]
     margin: float
     low: float = 0.0
+    moved: float = 0.0
 
     @property
     def mean(self) -> float:
@@ -66,13 +70,14 @@ class Survival:
     If about `expected` models come back, every so many-th is asked, beginning with another one each round.
     """
 
-    def __init__(self, model: nn.Module, keyring: Keyring, round: int = 0, expected: int = 1) -> None:
-        self._model, self._keyring = model, keyring
+    def __init__(self, model: nn.Module, keyring: Keyring, fleet: Fleet, round: int = 0, expected: int = 1) -> None:
+        self._model, self._keyring, self._fleet = model, keyring, fleet
         self._every = max(1, expected // CLIENTS)
         self._next = round % self._every
         self._found: dict[str, float] = {}
         self._margins: list[float] = []
         self._lows: list[float] = []
+        self._moved: list[float] = []
 
     def watch(self, client: str, returned: State) -> None:
         """Measure one returned model, if it is its turn."""
@@ -92,13 +97,22 @@ class Survival:
         self._found[client] = float((leads > 0).float().mean())
         self._margins.append(float(leads.median()))
         self._lows.append(float(leads.quantile(LOW)))
+        self._moved.append(size_of_update(self._fleet, client, returned))
 
     @property
     def result(self) -> Survived | None:
         """What was measured; None if no model came back."""
         if not self._found:
             return None
-        return Survived(dict(self._found), median(self._margins), sorted(self._lows)[(len(self._lows) - 1) // 3])
+        low = sorted(self._lows)[(len(self._lows) - 1) // 3]
+        return Survived(dict(self._found), median(self._margins), low, median(self._moved))
+
+
+def size_of_update(fleet: Fleet, client: str, returned: State) -> float:
+    """The norm of a client's update of all weights in tensors without marks."""
+    marked = fleet.region.tensors(fleet.layout) if fleet.region is not None else ()
+    names = [name for name in fleet.layout.tensors if name not in marked]
+    return math.sqrt(sum(float(fleet.update(client, name, returned[name]).square().sum()) for name in names))
 
 
 def unseen(keyring: Keyring, questions: Sequence[int], answers: Sequence[int]) -> tuple[Tensor, Tensor]:
