@@ -49,7 +49,7 @@ class TraMark:
     >>> report
     RoundReport(round=2, used=('alice', 'bob'), refused={}, marked=True, survived=Survived(...), ...)
     >>> print(report)
-    round 2: 2 updates used, after training ...% of the answers were left, ..., marked
+    round 2: 2 updates used, after training ...% of the answers were left, ..., marked in 1: ... questions, ...
 
     Parameters
     ----------

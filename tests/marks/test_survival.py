@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from tramark import Keyring, TraMark, WafflePatterns
+from tramark.fleet.fleet import Fleet
 from tramark.marks import survival
 from tramark.marks.control import steer
 from tramark.marks.injection import Made, Plan
@@ -88,17 +89,17 @@ def test_what_is_measured_was_neither_written_nor_is_it_asked() -> None:
 
 def test_nothing_that_came_back_is_nothing_measured() -> None:
     federation = server()
-    assert Survival(federation.model, federation.keyring).result is None
+    assert Survival(federation.model, federation.keyring, federation.fleet).result is None
 
 
 def test_other_clients_are_asked_each_round() -> None:
     names = [f"client-{i}" for i in range(20)]
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    keyring = ring(clients=names)
+    keyring, fleet = ring(clients=names), Fleet(model, names)
 
     def asked(round: int, expected: int) -> list[str]:
-        found = Survival(model, keyring.choose(range(16)), round, expected)
+        found = Survival(model, keyring.choose(range(16)), fleet, round, expected)
         for name in names:
             found.watch(name, model.state_dict())
         assert found.result is not None
@@ -115,7 +116,7 @@ def test_one_wild_client_of_five_does_not_move_what_the_margin_follows() -> None
     outgoing = {client: dict(state) for client, state in federation.dispatch().items()}
 
     def measured(wild: dict[str, float]) -> survival.Survived:
-        found = Survival(federation.model, federation.keyring)
+        found = Survival(federation.model, federation.keyring, federation.fleet)
         for client in CLIENTS[:5]:
             state = outgoing[client]
             scaled = {name: wild.get(client, 1.0) * tensor for name, tensor in state.items()}

@@ -358,6 +358,8 @@ class Found:
     """Those that know the method, asked all variants of all questions."""
     leaked: dict[str, tuple[str, Verdict]]
     """Models that somebody did leak, who that was, and what its own federation's keyring says."""
+    questions: list[int]
+    """How many questions each keyring has in use."""
 
     def table(self) -> str:
         lines = [f"{dict(Counter(verdict.finding for verdict in self.unmarked.values()))} in all"]
@@ -405,7 +407,7 @@ def ask_everybody() -> Found:
             leaked[f"federation {number}"] = leaker, trace(servers[number].client_model(leaker), keyring)
     for name, (leaker, model) in marked.items():
         leaked[name] = leaker, trace(model, elsewhere.keyring)
-    return Found(unmarked, loosely, to_the_end, leaked)
+    return Found(unmarked, loosely, to_the_end, leaked, [keyring.questions for keyring in keyrings])
 
 
 def test_nobody_is_accused_of_what_nobody_leaked(found: Found) -> None:
@@ -420,7 +422,7 @@ def test_nobody_is_accused_of_what_nobody_leaked(found: Found) -> None:
 
 def test_those_who_know_the_method_are_asked_to_the_end(found: Found) -> None:
     assert len(found.to_the_end) == 11 * 20
-    assert {verdict.queries for verdict in found.to_the_end.values()} == {32 * 4}
+    assert all(verdict.queries == 4 * found.questions[number] for (_, number), verdict in found.to_the_end.items())
 
 
 def test_the_same_traces_name_whoever_did_leak(found: Found) -> None:
