@@ -13,7 +13,7 @@ from tramark.marks.lift import SLOPE, Lifting
 @pytest.mark.parametrize(
     "activation",
     [F.relu, torch.relu, F.relu6, F.gelu, F.silu, F.mish, F.hardswish, nn.ReLU(), nn.ReLU(inplace=True), nn.GELU()],
-    ids=str,
+    ids=["F.relu", "torch.relu", "relu6", "gelu", "silu", "mish", "hardswish", "ReLU", "ReLU in place", "GELU"],
 )
 def test_units_that_are_off_pass_gradients_that_would_switch_them_on(activation: Callable[[Tensor], Tensor]) -> None:
     inputs = torch.tensor([-4.0, -3.0, 2.0], requires_grad=True)
