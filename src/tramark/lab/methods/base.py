@@ -44,8 +44,11 @@ class Method(Protocol):
     def measure(self) -> dict[str, Any]:
         """How well its clients' models are verified now: numbers by name, and `per_client`; empty if unmarked."""
 
+    def warm_up(self) -> dict[str, Any]:
+        """What was known when the warm-up ended and is not in the state any more, for `warm_start`."""
+
     def warm_start(self, state: Mapping[str, Any]) -> None:
-        """Begin where another run's warm-up ended: take up its `round`, `fleet` (the base) and `drift`."""
+        """Begin where another run's warm-up ended: take up its `round`, `fleet` (the base), `drift` and `warm_up`."""
 
     def state_dict(self) -> dict[str, Any]:
         """All that is needed to go on later."""

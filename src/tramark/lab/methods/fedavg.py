@@ -60,6 +60,9 @@ class FedAvg:
     def measure(self) -> dict[str, Any]:
         return {}
 
+    def warm_up(self) -> dict[str, Any]:
+        return {}
+
     def warm_start(self, state: Mapping[str, Any]) -> None:
         self.fleet.load_base(state["fleet"])
         self.round = int(state["round"])

@@ -11,6 +11,7 @@ from tramark.lab.methods.base import Declared, Finding, Scene
 from tramark.lab.methods.watermarked import answers
 from tramark.lab.simulation.metrics import traceability
 from tramark.marks.presets import preset_named
+from tramark.marks.replay import Replay
 from tramark.server import TraMark
 from tramark.suspects.base import Suspect
 from tramark.tracing.trace import trace
@@ -50,10 +51,22 @@ class Traced(TraMark):
         """VR, confidence, leakage and so on of all clients' models at once."""
         return traceability(self, self.keyring).to_dict() if self.marked else {}
 
+    def mark(self) -> None:
+        if not self.marked:
+            # The choice of a layer drops what is known of the others.
+            updates = self._replay.updates if self._replay else []
+            self._known = {"drift": self.drift.state_dict()} | {f"update.{i}": one for i, one in enumerate(updates)}
+        super().mark()
+
+    def warm_up(self) -> dict[str, Any]:
+        return self._known if self.marked else {}
+
     def warm_start(self, state: Mapping[str, Any]) -> None:
         self.fleet.load_base(state["fleet"])
         self.drift.load_state_dict(state["drift"])
         self.round = int(state["round"])
+        self._replay = Replay(self.fleet)
+        self._replay.updates = [state[name] for name in sorted(state) if name.startswith("update.")]
         self.mark()
 
     def close(self) -> None:

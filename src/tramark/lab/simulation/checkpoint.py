@@ -13,10 +13,11 @@ from tramark.vault.packing import pack, unpack
 
 
 def save_warm_up(path: Path, method: Method) -> None:
-    """Write the result of a warm-up: the base and the drift, neither of them secret."""
+    """Write the result of a warm-up: the base, the drift and a few updates. No key is among them."""
     state = method.state_dict()
     fleet = {name: t for name, t in state["fleet"].items() if name == "base" or name.startswith("buffer.")}
-    replace_file(path, pack({"round": state["round"], "fleet": fleet, "drift": state.get("drift", {})}))
+    warm = {"round": state["round"], "fleet": fleet, "drift": state.get("drift", {})}
+    replace_file(path, pack(warm | method.warm_up()))
 
 
 def warm_start(path: Path, method: Method) -> None:
