@@ -165,7 +165,8 @@ class Attention(nn.Module):
 
 def test_layers_that_are_called_functionally_are_not_chosen() -> None:
     torch.manual_seed(0)
-    assert ClosedForm().layers(Attention()) == ("into", "head")
+    assert ClosedForm().layers(Attention()) == ("into",)
+    assert ClosedForm().layers(Attention(), odd={"into"}) == ("head",)
     TraMark(Attention(), ring(), warmup_rounds=0)
 
 

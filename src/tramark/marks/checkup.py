@@ -1,7 +1,7 @@
 """Look a model over before training begins, and name everything that would keep it from being marked."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from tramark.fleet.logits import Pick, find_logits, take_logits
 from tramark.fleet.scratch import device_of, evaluating
 from tramark.keys.keyring import Keyring
 from tramark.marks.injection import Injection
+from tramark.marks.layers import editable_layers
 
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
@@ -34,23 +35,24 @@ def check(
     Traceback (most recent call last):
     tramark.errors.SettingError: this Sequential cannot be marked: it has 5 outputs, but the keyring is for 10 classes
     """
-    reasons, usable = _weight_problems(model), ()  # type: list[str], tuple[str, ...]
+    reasons, layers = _weight_problems(model), ()  # type: list[str], tuple[str, ...]
     if not reasons:
         answers: dict[str, list[Tensor]] = defaultdict(list)
         layers, missing = _layers(model, injection)
         inputs = _two_questions(keyring)
-        handles = [model.get_submodule(name).register_forward_hook(_keeping(answers[name])) for name in layers]
+        known = editable_layers(model) if layers else []
+        handles = [model.get_submodule(name).register_forward_hook(_keeping(answers[name])) for name in known]
         try:
             pick, wrong = _look_at_answers(model, inputs, keyring.classes, pick)
         finally:
             for handle in handles:
                 handle.remove()
         odd = _layer_problems(answers, len(inputs)) if any(answers.values()) else {}
-        usable = tuple(name for name in layers if name not in odd)
-        reasons = [*missing, *wrong, *(odd.values() if injection.fixed or not usable else [])]
+        layers, none = _layers(model, injection, odd) if layers else ((), [])
+        reasons = [*missing, *wrong, *(odd.values() if none else [odd[name] for name in layers if name in odd])]
     if reasons:
         raise SettingError(f"this {type(model).__name__} cannot be marked: " + "; ".join(reasons))
-    return pick, usable
+    return pick, layers
 
 
 def _weight_problems(model: nn.Module) -> list[str]:
@@ -68,10 +70,10 @@ def _weight_problems(model: nn.Module) -> list[str]:
     return found
 
 
-def _layers(model: nn.Module, injection: Injection) -> tuple[tuple[str, ...], list[str]]:
-    """The layers that marks are to be written into, or why there are none."""
+def _layers(model: nn.Module, injection: Injection, odd: Collection[str] = ()) -> tuple[tuple[str, ...], list[str]]:
+    """The layers that marks may be written into, or why there are none."""
     try:
-        return injection.layers(model), []
+        return injection.layers(model, odd), []
     except SettingError as error:
         return (), [str(error)]
 

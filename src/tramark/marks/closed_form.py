@@ -16,7 +16,7 @@ Everything runs in evaluation mode: neither dropout nor the questions' batch sta
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -81,13 +81,9 @@ class ClosedForm:
         if self.retouch < 0:
             raise SettingError(f"{self.retouch} steps to retouch questions: there cannot be fewer than none")
 
-    @property
-    def fixed(self) -> bool:
-        return bool(self.layer_names)
-
-    def layers(self, model: nn.Module) -> tuple[str, ...]:
+    def layers(self, model: nn.Module, odd: Collection[str] = ()) -> tuple[str, ...]:
         if not self.layer_names:
-            return candidates(model, TRIED)
+            return candidates(model, TRIED, odd)
         known = editable_layers(model)
         for name in self.layer_names:
             if name not in known:
@@ -99,10 +95,10 @@ class ClosedForm:
     ) -> tuple[Keyring, Plan]:
         layers = tuple(name.removesuffix(".weight") for name in drift.layers)
         if keyring.assignment == "label":
-            return keyring, self._plan(layers if self.fixed else layers[:1], PLAIN)
+            return keyring, self._plan(layers if self.layer_names else layers[:1], PLAIN)
         ground = Ground(model, fleet, drift, tuple(updates), self._near(keyring), SPREAD)
-        tried, keyring = choose(ground, keyring, layers[:1] if self.fixed else layers, self.retouch)
-        return keyring, self._plan(layers if self.fixed else (tried.layer,), tried.needed)
+        tried, keyring = choose(ground, keyring, layers[:1] if self.layer_names else layers, self.retouch)
+        return keyring, self._plan(layers if self.layer_names else (tried.layer,), tried.needed)
 
     def inject(self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift, plan: Plan) -> Made:
         device = device_of(model)

@@ -4,7 +4,7 @@ Each client's model is trained on its key, and only the places of the region mov
 runs in evaluation mode, so that neither dropout nor the questions' batch statistics reach the model.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -47,11 +47,7 @@ class GradientSteps:
         if not 0 < self.ratio < 1:
             raise SettingError(f"the region's ratio k must lie between 0 and 1, not {self.ratio}")
 
-    @property
-    def fixed(self) -> bool:
-        return True
-
-    def layers(self, model: nn.Module) -> tuple[str, ...]:
+    def layers(self, model: nn.Module, odd: Collection[str] = ()) -> tuple[str, ...]:
         return ()
 
     def begin(

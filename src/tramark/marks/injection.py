@@ -1,6 +1,6 @@
 """What every way to make marks can do, and the words between it and the server."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol, Self
 
@@ -86,12 +86,11 @@ def made_of(led: Tensor, sheet: AnswerSheet, layers: Sequence[str], clients: Seq
 class Injection(Protocol):
     """A way to make marks."""
 
-    @property
-    def fixed(self) -> bool:
-        """Whether marks go into all of `layers`, or into one that is chosen among them."""
+    def layers(self, model: nn.Module, odd: Collection[str] = ()) -> tuple[str, ...]:
+        """Names of the layers whose inputs' second moment is wanted: those that marks may be written into.
 
-    def layers(self, model: nn.Module) -> tuple[str, ...]:
-        """Names of the layers whose inputs' second moment is wanted: those that marks may be written into."""
+        Layers in `odd` cannot bear marks, and are not chosen by themselves.
+        """
 
     def begin(
         self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift, updates: Sequence[Mapping[str, Tensor]]

@@ -7,6 +7,7 @@ linear layer that is fed a one-hot row for each token: its inputs are the vocabu
 
 import operator
 import weakref
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -75,8 +76,8 @@ def editable_layers(model: nn.Module) -> list[str]:
     return found
 
 
-def candidates(model: nn.Module, count: int) -> tuple[str, ...]:
-    """The layers that are worth trying, the likeliest first: at most `count` of each kind.
+def candidates(model: nn.Module, count: int, odd: Collection[str] = ()) -> tuple[str, ...]:
+    """The layers that are worth trying, the likeliest first: at most `count` of each kind, and none in `odd`.
 
     Those are hidden linear layers, the last ones and the first, and embeddings. In a net without either they are the
     last convolutions and the output layer: marks cost a hundred times as much there. Layers that feed a residual sum
@@ -87,7 +88,7 @@ def candidates(model: nn.Module, count: int) -> tuple[str, ...]:
     >>> candidates(nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(16, 2)), 2)
     ('0', '2')
     """
-    found = editable_layers(model)
+    found = [name for name in editable_layers(model) if name not in odd]
     linear, added = linear_layers(model), _added(model)
     hidden = [name for name in found if name in linear[:-1]]
     hidden = [name for name in hidden if name not in added] or hidden
@@ -95,7 +96,11 @@ def candidates(model: nn.Module, count: int) -> tuple[str, ...]:
         hidden = [*hidden[: count - 1], hidden[-1]]
     embeddings = [name for name in found if isinstance(model.get_submodule(name), nn.Embedding)]
     convolutions = [name for name in found if isinstance(model.get_submodule(name), nn.Conv2d)]
-    return (*hidden, *embeddings[:count]) or (*convolutions[:count], *linear[-1:])
+    heads = [name for name in found if name in linear[-1:]]
+    chosen = (*hidden, *embeddings[:count]) or (*convolutions[:count], *heads)
+    if not chosen:
+        raise SettingError("no layer can bear marks")
+    return chosen
 
 
 @dataclass(frozen=True, eq=False)

@@ -476,7 +476,7 @@ def test_extremes(loot: Loot) -> None:
 def test_colluders_must_be_as_many_as_they_say_and_of_one_kind(loot: Loot) -> None:
     with pytest.raises(ValueError, match="3 models for 2 colluders"):
         Average().collude([tiny_cnn()] * 3, loot)
-    with pytest.raises(ValueError, match="colluder 1's model is not like the first one's: missing"):
+    with pytest.raises(ValueError, match="colluder 1's model is not like the first one's: unexpected"):
         Average().collude([tiny_cnn(), MODELS["mlp"]()], loot)
 
 
