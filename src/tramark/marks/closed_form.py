@@ -95,7 +95,7 @@ class ClosedForm:
     ) -> tuple[Keyring, Plan]:
         layers = tuple(name.removesuffix(".weight") for name in drift.layers)
         if keyring.assignment == "label":
-            return keyring, self._plan(layers if self.layer_names else layers[:1], PLAIN)
+            return keyring, replace(self._plan(layers if self.layer_names else layers[:1], PLAIN), limit=math.inf)
         ground = Ground(model, fleet, drift, tuple(updates), self._near(keyring), SPREAD)
         tried, keyring = choose(ground, keyring, layers[:1] if self.layer_names else layers, self.retouch)
         return keyring, self._plan(layers if self.layer_names else (tried.layer,), tried.needed)

@@ -66,4 +66,6 @@ def steer(plan: Plan, made: Made, survived: Survived) -> Plan:
         return replace(plan, margin=min(made.margin, factor * made.margin), limit=max(FREE / 4, 0.6 * plan.limit))
     # A higher limit while too little survives, the lower one again when it does.
     limit = max(min(FREE, 1.2 * plan.limit), 0.9 * plan.limit) if enough else min(DEAR, 1.5 * plan.limit)
+    if math.isinf(plan.limit):
+        limit = math.inf
     return replace(plan, margin=min(MOST, max(LEAST, factor * made.margin)), limit=limit)
