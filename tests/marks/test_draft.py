@@ -66,7 +66,9 @@ def divergence(model: nn.Module, draft: Draft, changes: list[Tensor]) -> float:
         base = model(inputs).log_softmax(1)
         for change in changes[0]:
             edited = copy.deepcopy(model)
-            edited.get_parameter(f"{part.layer}.weight").data.flatten(1).add_(change @ part.directions.T)
+            edited.get_parameter(f"{part.name.removesuffix('.weight')}.weight").data.flatten(1).add_(
+                change @ part.directions.T
+            )
             total += float(F.kl_div(edited(inputs).log_softmax(1), base, log_target=True, reduction="batchmean"))
     return total / len(changes[0])
 

@@ -118,7 +118,8 @@ class ClosedForm:
                     margin, cost = self._bearable(draft, changes, sheet.answers[some], plan)
                 if margin < plan.margin:
                     changes = draft.search.trimmed(changes, sheet.answers[some], margin)
-                led.append(leads(draft.search.answer(changes), replace(sheet, answers=sheet.answers[some])))
+                with torch.no_grad():
+                    led.append(leads(draft.search.answer(changes), replace(sheet, answers=sheet.answers[some])))
                 turned = [part.turned(change).flatten(1) for part, change in zip(draft.parts, changes, strict=True)]
                 torch.add(unmarked, torch.cat(turned, dim=1).to("cpu", fleet.base.dtype), out=marks[some])
         fleet.settle(region, marks)

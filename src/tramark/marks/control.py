@@ -2,8 +2,8 @@
 
 After each round the server knows by how much the answers still lead in the returned models. What their worst tenth has
 lost is what the next marks need, and a little more. The margin goes up fast and down slowly; it is bounded a round, so
-that no client can drive it, and a rise that did not help is taken back. A mark that would cost too much gets less
-margin. While too little survives, it may cost more, up to a second limit.
+that no client can drive it. A mark that would cost too much gets less margin. While too little survives, it may cost
+more, up to a second limit. All these constants were set on the open federations of the zoo (`tramark.lab.studies.zoo`).
 """
 
 import math
@@ -66,6 +66,5 @@ def steer(plan: Plan, made: Made, survived: Survived) -> Plan:
         return replace(plan, margin=min(made.margin, factor * made.margin), limit=max(FREE / 4, 0.6 * plan.limit))
     # A higher limit while too little survives, the lower one again when it does.
     limit = max(min(FREE, 1.2 * plan.limit), 0.9 * plan.limit) if enough else min(DEAR, 1.5 * plan.limit)
-    if math.isinf(plan.limit):
-        limit = math.inf
+    limit = math.inf if math.isinf(plan.limit) else limit
     return replace(plan, margin=min(MOST, max(LEAST, factor * made.margin)), limit=limit)

@@ -40,8 +40,8 @@ LOOKED_AT = 48
 class Written:
     """One layer's part of a draft."""
 
-    layer: str
-    slot_name: str
+    name: str
+    """The name of its weight tensor."""
     directions: Tensor
     """B."""
     leak: Tensor
@@ -102,7 +102,7 @@ class Draft:
             leak, pull = _leak(own.layer_inputs, directions, moment), drift.pull(name, PULL_RIDGE)
             weight = drift.slots[name].matrix(model.get_parameter(name).detach().contiguous())
             gain = math.hypot(1, own.around()) * _gain(weight, pull)
-            parts.append(Written(layer, name, directions, leak, pull, gain))
+            parts.append(Written(name, directions, leak, pull, gain))
         pulls = [part.pull for part in parts]
         search = Search(model, layers, run, [part.directions for part in parts], pulls, sheet, spread)
         return cls(search, tuple(parts), tuple(split(model, layer, others) for layer in layers))
@@ -110,7 +110,7 @@ class Draft:
     def region(self, fleet: Fleet) -> Subspace:
         """Where the marks live."""
         slots, dtype = fleet.layout.slots, fleet.base.dtype
-        return Subspace(tuple(Directions(slots[part.slot_name], part.basis.to("cpu", dtype)) for part in self.parts))
+        return Subspace(tuple(Directions(slots[part.name], part.basis.to("cpu", dtype)) for part in self.parts))
 
     @torch.no_grad()
     def cost(self, changes: Sequence[Tensor]) -> float:

@@ -76,7 +76,7 @@ def made_of(led: Tensor, sheet: AnswerSheet, layers: Sequence[str], clients: Seq
     return Made(
         tuple(layers),
         sheet.answers.shape[1],
-        float(led[asked].detach().median()),
+        float(led[asked].median()),
         sum(given) / len(given),
         cost,
         tuple(client for client, share in zip(clients, given, strict=True) if share < CARRIED),

@@ -54,11 +54,6 @@ class Survived:
         return sum(self.clients.values()) / len(self.clients)
 
     @property
-    def typical(self) -> float:
-        """The median survival: no single client moves it far."""
-        return median(self.clients.values())
-
-    @property
     def least(self) -> float:
         """The smallest survival of any client that was asked."""
         return min(self.clients.values())
