@@ -139,7 +139,7 @@ def confidence(server: TraMark, client: str) -> float:
 
 @pytest.mark.parametrize("make", [mlp, convolutional, Residual, Untraceable, Tokens, Pooled, UntraceablePooled])
 def test_written_marks_answer_held_out_variants(make: type[nn.Module]) -> None:
-    server = TraMark(make(), ring(questions=16), warmup_rounds=0)
+    server = TraMark(make(), ring(questions=16), warmup_rounds=0, injection=ClosedForm(margin=8))
     assert isinstance(server.fleet.region, Subspace)
     assert min(confidence(server, client) for client in CLIENTS) > 0.95
 
@@ -147,7 +147,7 @@ def test_written_marks_answer_held_out_variants(make: type[nn.Module]) -> None:
 @pytest.mark.parametrize("make", [vit, mean_vit])
 def test_a_transformer_is_marked_and_can_be_trained(make: Callable[[], nn.Module]) -> None:
     """Warm-up, marks, and a round with marks: everybody's model answers, and a step of training still goes downhill."""
-    server = TraMark(make(), ring(questions=8, pool=64), warmup_rounds=1)
+    server = TraMark(make(), ring(questions=8, pool=64), warmup_rounds=1, injection=ClosedForm(margin=2))
     generator = torch.Generator().manual_seed(0)
     inputs, labels = torch.randn(32, 1, 8, 8, generator=generator), torch.randint(10, (32,), generator=generator)
 

@@ -24,7 +24,9 @@ def search_in(model: nn.Module, layer: str, questions: int = 6, clients: int = 3
     own = torch.randn(questions, 1, 8, 8, generator=drawing())
     inputs = (own[:, None] + 0.05 * torch.randn(questions, 2, 1, 8, 8, generator=drawing(1))).flatten(0, 1)
     owner = torch.arange(questions).repeat_interleave(2)
-    sheet = AnswerSheet(inputs, owner, torch.randint(10, (clients, questions), generator=drawing(2)))
+    with torch.no_grad():
+        classes = model(inputs[:1]).shape[1]
+    sheet = AnswerSheet(inputs, owner, torch.randint(classes, (clients, questions), generator=drawing(2)))
     run = split(model, layer, inputs)
     assert isinstance(run.layer_inputs, Tensor)
     directions = write_directions(run.layer_inputs, owner, EvenMoment(), 0.1, residual=0.1)
@@ -45,6 +47,12 @@ def test_a_net_of_dead_units_is_searched(monkeypatch: pytest.MonkeyPatch) -> Non
     # Without the lift the search sees no gradient, and stays where it is.
     monkeypatch.setattr("tramark.marks.lift._OFF", {})
     assert led(search, 2.0).median() < 0
+
+
+@pytest.mark.parametrize("classes", [10, 200])
+def test_the_margin_is_reached_whatever_the_number_of_labels(classes: int) -> None:
+    search = search_in(mlp(96, 64, classes=classes).eval(), "3")
+    assert led(search, 8.0).median() > 7.0
 
 
 @pytest.mark.parametrize("excess", [1.0, 3.0])

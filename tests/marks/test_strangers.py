@@ -11,6 +11,7 @@ from traces import vault_of
 from tramark import Keyring, TraMark, trace
 from tramark.keys.sources import Source, Tokens, Vectors
 from tramark.marks.closed_form import ClosedForm
+from tramark.marks.control import DEAR
 from tramark.vault.store import Vault
 
 CLIENTS = ("a", "b", "c", "d", "e")
@@ -92,3 +93,12 @@ def test_a_net_that_cannot_bear_its_questions_says_so_and_is_not_logged_as_marke
         server.dispatch()
         last = {entry["client"]: entry["marked"] for entry in vault.log() if entry["event"] == "issued"}
     assert last == {client: client not in report.made.unmarked for client in CLIENTS}
+
+
+def test_marks_that_cost_too_much_are_given_up_for_the_task() -> None:
+    toy, injection = pictures(), ClosedForm(layer_names=("3",))
+    server = TraMark(learnt(mlp(16), toy, 3, sgd), ring(10, 24), warmup_rounds=1, injection=injection)
+    with pytest.warns(UserWarning, match="carry no mark"):
+        [report] = play(server, toy, 1)
+    assert report.made is not None
+    assert report.made.cost <= 1.01 * DEAR

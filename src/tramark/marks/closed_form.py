@@ -18,6 +18,7 @@ Everything runs in evaluation mode: neither dropout nor the questions' batch sta
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +28,7 @@ from tramark.fleet.drift import Drift
 from tramark.fleet.fleet import Fleet
 from tramark.fleet.scratch import device_of, loaded
 from tramark.keys.keyring import Keyring
-from tramark.marks.control import steer, within
+from tramark.marks.control import DEAR, steer, within
 from tramark.marks.draft import Draft
 from tramark.marks.injection import Made, Plan, made_of
 from tramark.marks.layers import candidates, editable_layers
@@ -51,6 +52,14 @@ SEEN = 3
 
 TRIED = 2
 """Hidden linear layers, convolutions and embeddings that are tried at most, of each."""
+
+
+class _Bearable(NamedTuple):
+    """The margin that marks may have, the factor by which they must be scaled down even then, and what they cost."""
+
+    margin: float
+    scale: float = 1.0
+    cost: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -111,41 +120,47 @@ class ClosedForm:
             region = draft.region(fleet)
             marks = region.take(fleet.base).repeat(len(fleet.clients), 1)
             unmarked = marks[0].clone()
-            margin, cost = plan.margin, 0.0
+            bearable = _Bearable(plan.margin)
             led: list[Tensor] = []
-            for some, changes in draft.search.reach(margin):
+            for some, changes in draft.search.reach(plan.margin):
+                own = replace(sheet, answers=sheet.answers[some])
                 if not led:
-                    margin, cost = self._bearable(draft, changes, sheet.answers[some], plan)
-                if margin < plan.margin:
-                    changes = draft.search.trimmed(changes, sheet.answers[some], margin)
+                    bearable = self._bearable(draft, changes, own, plan)
+                if bearable.margin < plan.margin:
+                    changes = draft.search.trimmed(changes, own.answers, bearable.margin)
+                    changes = [bearable.scale * change for change in changes]
                 with torch.no_grad():
-                    led.append(leads(draft.search.answer(changes), replace(sheet, answers=sheet.answers[some])))
+                    led.append(leads(draft.search.answer(changes), own))
                 turned = [part.turned(change).flatten(1) for part, change in zip(draft.parts, changes, strict=True)]
                 torch.add(unmarked, torch.cat(turned, dim=1).to("cpu", fleet.base.dtype), out=marks[some])
         fleet.settle(region, marks)
-        return made_of(torch.cat(led), sheet, plan.layers, fleet.clients, cost)
+        return made_of(torch.cat(led), sheet, plan.layers, fleet.clients, bearable.cost)
 
-    def _bearable(self, draft: Draft, changes: Sequence[Tensor], wanted: Tensor, plan: Plan) -> tuple[float, float]:
-        """The margin, up to that of the plan, at which marks cost no more than they may, and what they cost then.
+    def _bearable(self, draft: Draft, changes: Sequence[Tensor], sheet: AnswerSheet, plan: Plan) -> "_Bearable":
+        """The margin, up to that of the plan, at which marks cost no more than they may.
 
         The first clients stand for all: an edit's size hardly depends on whose answers it gives.
         """
-        margin, few, wanted = plan.margin, [change[:SEEN] for change in changes], wanted[:SEEN]
-        cost = draft.cost(few)
+        few, sheet = [change[:SEEN] for change in changes], replace(sheet, answers=sheet.answers[:SEEN])
+        margin, cost = plan.margin, draft.cost(few)
         for _ in range(LESS):
             factor = within(cost, draft.strain(few), plan.limit)
             if factor > 0.99:
-                break
-            margin *= factor
-            few = draft.search.trimmed(few, wanted, margin)
+                return _Bearable(margin, 1.0, cost)
+            with torch.no_grad():
+                reached = float(leads(draft.search.answer(few), sheet).median())
+            margin = factor * min(margin, max(reached, 0.0))
+            few = draft.search.trimmed(few, sheet.answers, margin)
             cost = draft.cost(few)
-        return margin, cost
+        # Even answers that hardly lead cost too much: the task comes first.
+        scale = within(cost, 0.0, max(plan.limit, DEAR))
+        return _Bearable(margin, scale, scale**2 * cost)
 
     def steer(self, plan: Plan, made: Made, survived: Survived) -> Plan:
         return steer(plan, made, survived) if self.margin is None else plan
 
     def _plan(self, layers: tuple[str, ...], margin: float) -> Plan:
-        return Plan(layers, margin) if self.margin is None else Plan(layers, self.margin, limit=math.inf)
+        return Plan(layers, margin) if self.margin is None else Plan(layers, self.margin, math.inf)
 
     def _near(self, keyring: Keyring) -> float:
         """Few labels leave marks fewer outputs to answer by, and each of them is felt the more."""

@@ -14,8 +14,9 @@ from tramark.marks.layers import as_answered, rows_fed
 from tramark.marks.lift import Lifting
 from tramark.marks.split import Split, channels_last
 
-UNEVEN = 0.1
-"""Weight of unlevel other labels in the loss, relative to a missing margin of the same size."""
+UNEVEN = 0.9
+"""Weight of unlevel other labels in the loss, in their mean, relative to a missing margin of the same size. If it were
+their sum, a hundred labels would be levelled instead of answers given."""
 
 
 PATIENCE = 15
@@ -139,7 +140,7 @@ class Search:
                 logits = self.answer(changes)
             short, others = _short(logits, labels, margin)
             # Variants are weighted by what they miss, so that the loss is smooth.
-            uneven = (others[:, None] - logits - self.spread).clamp_min(0).square().sum(1)
+            uneven = (others[:, None] - logits - self.spread).clamp_min(0).square().sum(1) / (logits.shape[1] - 1)
             lacking = torch.where(asked, short.square() + UNEVEN * uneven, 0).view(clients, -1)
             steepest = torch.autograd.grad(lacking.sum() / 2, changes)
             changes, lacking = [change.detach() for change in changes], lacking.detach()
@@ -188,6 +189,8 @@ class Search:
             middle = (low + high) / 2
             fine = short(middle) <= bearable
             low, high = torch.where(fine, low, middle), torch.where(fine, middle, high)
+        # Questions share directions: where scaling down some took from others, a client keeps what it had.
+        high = torch.where((short(high) > bearable + self.tolerance * margin).any(1, keepdim=True), 1, high)
         return [change * high[:, None] for change in changes]
 
     def answer(self, changes: Sequence[Tensor]) -> Tensor:
