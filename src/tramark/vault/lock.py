@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 from tramark.errors import Damaged, NoKey, UnsupportedSystem, VaultBusy, VaultError, WrongKey
 from tramark.evidence.commitment import canonical, sha256
-from tramark.vault.files import pretty, sync_directory, write_new
+from tramark.vault.files import NO_LINK, pretty, sync_directory, write_new
 from tramark.vault.head import HEAD, HEADER, LOCK
 from tramark.vault.seal import SALT
 
@@ -188,7 +188,7 @@ class WriterLock:
 
     def __init__(self, path: Path) -> None:
         try:
-            descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+            descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | NO_LINK, 0o600)
         except OSError as error:
             raise VaultError(f"the vault {path} cannot be written: {error.strerror}") from None
         try:

@@ -260,10 +260,8 @@ class Vault:
         if passphrase is None and key_file is None:
             raise NoKey("give the new passphrase or key file")
         source = find_key(self.path, passphrase=passphrase, key_file=key_file)
-        with self.storage.mutex:
-            self.storage.lock_with(source)
-            rotated = {"event": "rotated", "to": "passphrase" if source.key_file is None else "key file"}
-            self.storage.commit([rotated], {})
+        to = "passphrase" if source.key_file is None else "key file"
+        self.storage.lock_with(source, {"event": "rotated", "to": to})
 
     def rotate_signing_key(self) -> tuple[str, str]:
         """Replace the key that signs commitments and evidence; returns the old and the new public key (hex).
