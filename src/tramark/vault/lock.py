@@ -74,11 +74,13 @@ def find_key(
     passphrase: str | None = None,
     key_file: str | Path | None = None,
     prompt: Callable[[], str] | None = None,
+    header: Path | None = None,
 ) -> KeySource:
     """The source of the key of the vault at `path`.
 
     A source that is given comes first, then `TRAMARK_PASSPHRASE`, then the key file beside the vault, then `prompt`.
-    If the vault exists, only the kind of source that it is locked with counts.
+    If the vault exists, only the kind of source that it is locked with counts. `header` is the folder that has its
+    header if `path` has not yet.
     """
     if passphrase is not None and key_file is not None:
         raise VaultError("a vault has a passphrase or a key file, not both")
@@ -86,7 +88,8 @@ def find_key(
         return KeySource(passphrase=passphrase)
     if key_file is not None:
         return KeySource(key_file=Path(key_file))
-    kind = read_header(Path(path))["lock"]["kind"] if (Path(path) / HEADER).exists() else None
+    locked = header or Path(path)
+    kind = read_header(locked)["lock"]["kind"] if (locked / HEADER).exists() else None
     if kind != "key file" and (known := os.environ.get("TRAMARK_PASSPHRASE")):
         return KeySource(passphrase=known)
     beside = default_key_file(path)

@@ -85,6 +85,10 @@ class Storage:
             raise
         return storage
 
+    def copy_at(self, path: Path) -> Self:
+        """A copy of this vault in another folder, open for reading."""
+        return type(self)(path, self._opened(), self.id, None)
+
     def close(self) -> None:
         """Forget the key and let others write."""
         self._key = None

@@ -20,7 +20,7 @@ from tramark.vault.audit import problems
 from tramark.vault.changes import changes
 from tramark.vault.create import new_vault
 from tramark.vault.lock import find_key
-from tramark.vault.log import Entry, issued, read_entries
+from tramark.vault.log import Entry, issued, read_entries, set_back
 from tramark.vault.reports import Report, premise_of, with_report
 from tramark.vault.storage import COMMITMENTS, KEYRING, NAME, SIGNING, Storage
 
@@ -229,6 +229,10 @@ class Vault:
         """The number of log entries and the last hash. Kept elsewhere, they show if a vault was set back in time."""
         head = self.storage.head()
         return head.entries, head.hash
+
+    def set_back(self, known: tuple[int, str]) -> str | None:
+        """What shows that the vault was set back since its head was `known`, in words; None if nothing does."""
+        return set_back(self.path, self.storage.head(), known)
 
     @property
     def simulated(self) -> bool:
