@@ -3,11 +3,9 @@
 import errno
 import json
 import os
-import resource
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,8 @@ from tramark.keys.pictures import Patterns
 
 if sys.platform == "win32":
     pytest.skip("the vault locks and syncs as POSIX systems do", allow_module_level=True)
+
+from vaults import no_file_above
 
 from tramark.vault.head import HEAD, HEADER, LOG, PUBLIC, SEALED
 from tramark.vault.lock import make_key_file
@@ -31,17 +31,6 @@ def vault(tmp_path: Path) -> Iterator[Vault]:
     with vault_of(keyring, tmp_path) as made:
         made.record([], {f"blob-{i}": b"x" for i in range(5)} | {"marks": b"the marks"})
         yield made
-
-
-@contextmanager
-def no_file_above(size: int) -> Iterator[None]:
-    """The operating system lets no file grow beyond `size` bytes, as a full disk would."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_blob_without_room_leaves_nothing_and_fits_later(vault: Vault) -> None:

@@ -4,12 +4,10 @@ import json
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,6 +36,8 @@ from tramark.vault.store import Vault
 
 if sys.platform == "win32":
     pytest.skip("the vault locks and syncs as POSIX systems do", allow_module_level=True)
+
+from vaults import writer
 
 
 @pytest.fixture(scope="module")
@@ -545,30 +545,6 @@ def test_half_written_lines_after_a_decided_commit_are_completed(path: Path) -> 
     (path / HEAD).write_bytes(heads[0])
     (path / LOG).write_bytes(before[:-5])
     assert any("cut off" in problem for problem in audit(path))
-
-
-@contextmanager
-def writer(path: Path, acknowledged: Path) -> Iterator[int]:
-    """A process that issues round after round, says so when the vault has it, and is killed in the end."""
-    process = os.fork()
-    if process == 0:
-        try:
-            with Vault.open(path) as vault, acknowledged.open("ab", buffering=0) as tell:
-                number = vault.head[0]
-                while True:
-                    model = f"{number:064x}"
-                    entries = [issued(number, client, model) for client in ("alice", "bob")]
-                    vault.record(entries, {"checkpoint": model.encode() * 50})
-                    tell.write(f"{number}\n".encode())
-                    number += 2
-        finally:
-            os._exit(1)
-    try:
-        yield process
-    finally:
-        os.kill(process, signal.SIGKILL)
-        _, status = os.waitpid(process, 0)
-    assert os.WIFSIGNALED(status), "the writer ended by itself"
 
 
 @pytest.mark.parametrize("kills", [30, pytest.param(200, marks=pytest.mark.slow)])
