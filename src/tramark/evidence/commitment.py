@@ -63,8 +63,7 @@ def _signed(purpose: str, message: bytes) -> bytes:
     return b"tramark " + purpose.encode() + b"\0" + message
 
 
-_LATER = {"simulated": False, "endorsement": ""}
-"""Fields that the first commitments did not have. They are left out where they say nothing, so that old hashes hold."""
+_LATER = ("simulated", "endorsement")
 
 
 @dataclass(frozen=True)
@@ -118,8 +117,9 @@ class Commitment:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for publication."""
-        plain = {name: value for name, value in asdict(self).items() if name not in _LATER or value != _LATER[name]}
-        return json.loads(canonical(plain))  # type: ignore[no-any-return]
+        plain = asdict(self)
+        # Fields that early versions did not have are left out where they say nothing: signatures are over all others.
+        return json.loads(canonical({name: plain[name] for name in plain if name not in _LATER or plain[name]}))  # type: ignore[no-any-return]
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Self:
