@@ -16,7 +16,7 @@ if sys.platform == "win32":
 from tramark.vault.audit import audit
 from tramark.vault.files import replace_file, write_from
 from tramark.vault.head import HEAD, HEADER, LOCK, LOG, PUBLIC, SEALED
-from tramark.vault.lock import WriterLock, make_key_file
+from tramark.vault.lock import WriterLock, find_key, make_key_file
 from tramark.vault.log import issued
 from tramark.vault.store import Vault
 
@@ -43,6 +43,16 @@ def test_what_is_no_file_is_refused_and_named(path: Path, tmp_path: Path, name: 
             Vault.open(path, readonly=readonly)
     assert place.relative_to(path).as_posix() in audit(path)[0]
     assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_header_that_is_no_file_keeps_nobody_waiting(path: Path, tmp_path: Path) -> None:
+    header = path / HEADER
+    header.rename(tmp_path / "aside")
+    for plant in (lambda: header.symlink_to(tmp_path / "aside"), lambda: os.mkfifo(header)):
+        plant()
+        with pytest.raises(Damaged, match=HEADER):
+            find_key(path)
+        header.unlink()
 
 
 def test_a_link_planted_under_a_running_writer_is_not_followed(path: Path, tmp_path: Path) -> None:

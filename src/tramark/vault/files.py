@@ -65,6 +65,14 @@ def write_from(path: Path, offset: int, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
+def read_regular(path: Path) -> bytes:
+    """The content of a regular file. A link is not followed, and a pipe not waited for: they raise `OSError`."""
+    with os.fdopen(os.open(path, os.O_RDONLY | NO_LINK | os.O_NONBLOCK), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(f"{path} is not a regular file")
+        return file.read()
+
+
 def irregular(folder: Path) -> Iterator[str]:
     """The paths below a folder at which there is neither a regular file nor a folder: links, pipes, devices."""
     for parent, folders, files in os.walk(folder):

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 from tramark.errors import Damaged, NoKey, UnsupportedSystem, VaultBusy, VaultError, WrongKey
 from tramark.evidence.commitment import canonical, sha256
-from tramark.vault.files import NO_LINK, pretty, sync_directory, write_new
+from tramark.vault.files import NO_LINK, pretty, read_regular, sync_directory, write_new
 from tramark.vault.head import HEAD, HEADER, LOCK
 from tramark.vault.seal import SALT
 
@@ -163,7 +163,7 @@ def _header_text(header: Mapping[str, Any]) -> bytes:
 def read_header(path: Path) -> dict[str, Any]:
     """The header of the vault at `path`, checked as far as it can be without the key."""
     try:
-        text = (path / HEADER).read_bytes()
+        text = read_regular(path / HEADER)
     except OSError:
         if (path / HEAD).exists():
             raise Damaged(f"{HEADER} is missing or cannot be read") from None
