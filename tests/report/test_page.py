@@ -2,7 +2,9 @@
 
 import base64
 import json
+import os
 import re
+import stat
 from pathlib import Path
 
 import pytest
@@ -197,6 +199,21 @@ def test_a_page_without_a_bundle_leaves_no_old_one_beside_it(vault: Vault, verdi
     assert canonical(json.loads((tmp_path / "evidence.json").read_bytes())) == (tmp_path / "evidence.json").read_bytes()
     reported(vault, verdicts["paper"], tmp_path)
     assert not (tmp_path / "evidence.json").exists()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
+def test_only_the_owner_can_read_a_report_and_no_link_leads_it_elsewhere(
+    vault: Vault, verdicts: Verdicts, tmp_path: Path
+) -> None:
+    folder = tmp_path / "report"
+    folder.mkdir()
+    for name in ("report.html", "evidence.json"):
+        (tmp_path / name).write_bytes(b"somebody's file")
+        (folder / name).symlink_to(tmp_path / name)
+    reported(vault, verdicts["client"], folder)
+    for name in ("report.html", "evidence.json"):
+        assert (folder / name).lstat().st_mode == stat.S_IFREG | 0o600
+        assert (tmp_path / name).read_bytes() == b"somebody's file"
 
 
 def test_large_pictures_are_made_small() -> None:

@@ -19,6 +19,7 @@ from tramark.cli.common import (
     open_vault,
     vault_at,
 )
+from tramark.cli.upkeep import backup, head, log, restore, restored_words
 from tramark.errors import NoKey, SettingError
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ ROUNDS_SHOWN = 10
 """The last rounds that `tramark vault show` lists."""
 
 app = typer.Typer(help="Make, show and check the sealed folder with a federation's secrets.", no_args_is_help=True)
+for command in (log, head, backup, restore):
+    app.command()(command)
 
 
 @app.command()
@@ -70,6 +73,7 @@ def create(
 @app.command()
 def show(vault: VaultPath, key_file: KeyFile = None) -> None:
     """Show a vault's clients, its log and its public key, but no secret."""
+    from tramark.evidence.commitment import signers
     from tramark.evidence.findings import fingerprint
 
     with open_vault(vault, key_file, readonly=True) as opened:
@@ -78,12 +82,20 @@ def show(vault: VaultPath, key_file: KeyFile = None) -> None:
         issued = [entry for entry in entries if entry["event"] == "issued"]
         last = max((entry["round"] for entry in issued), default=0)
         typer.echo(f"vault        {opened.id}")
-        typer.echo(f"public key   {fingerprint(opened.commitments[0].to_dict()['public_key'])}")
+        if opened.simulated:
+            typer.echo("simulated    its secret comes from a seed: nothing is proven by it")
+        *earlier, current = signers(opened.commitments)
+        typer.echo(f"public key   {fingerprint(current)}")
+        for key in earlier:
+            typer.echo(f"  before     {fingerprint(key)}")
         typer.echo(f"clients      {len(plain['clients'])}: {', '.join(plain['clients'])}")
         if plain["departed"]:
             typer.echo(f"departed     {', '.join(plain['departed'])}")
         typer.echo(f"answers      {plain['assignment']}, {plain['questions']} questions, {plain['classes']} classes")
         typer.echo(f"log          {len(entries)} entries, {len(issued)} models issued, the last in round {last}")
+        for entry in entries:
+            if entry["event"] == "restored":
+                typer.echo(f"             {restored_words(entry)}")
         typer.echo(f"sealed       {', '.join(opened.names) or 'the keyring alone'}")
         if reports := opened.reports():
             typer.echo("\n".join(["", *_table(reports[-ROUNDS_SHOWN:])]))
@@ -140,19 +152,39 @@ def rotate(
         Path | None,
         typer.Option(dir_okay=False, help="Key file that opens the vault from now on. It is made if missing."),
     ] = None,
+    signing_key: Annotated[
+        bool,
+        typer.Option("--signing-key", help="Change instead the key that signs commitments and evidence."),
+    ] = False,
 ) -> None:
-    """Change a vault's passphrase or key file.
+    """Change a vault's passphrase or key file, or the key that it signs with.
 
     Without --new-key-file, the new passphrase is taken from TRAMARK_NEW_PASSPHRASE or asked for.
+    A new signing key is signed by the old one, so whoever trusts the old one can follow.
     """
     from tramark.vault.lock import make_key_file
 
+    if signing_key:
+        if new_key_file is not None:
+            raise SettingError("--signing-key and --new-key-file change different keys: give one of them at a time")
+        _rotate_signing_key(vault, key_file)
+        return
     with open_vault(vault, key_file) as opened:
         if new_key_file is not None:
             opened.rotate(key_file=new_key_file if new_key_file.exists() else make_key_file(new_key_file))
         else:
             opened.rotate(passphrase=_new_passphrase())
     typer.echo("the vault has a new key; the old one does not open it any more")
+
+
+def _rotate_signing_key(vault: Path, key_file: Path | None) -> None:
+    from tramark.evidence.findings import fingerprint
+
+    with open_vault(vault, key_file) as opened:
+        old, new = map(fingerprint, opened.rotate_signing_key())
+        typer.echo(
+            f"old key  {old}\nnew key  {new}\nboth have signed it; publish {opened.path / 'commitment.json'} again"
+        )
 
 
 def _new_passphrase() -> str:

@@ -4,7 +4,8 @@ Every answer of every client, and every held-out variant of every question, is h
 tree per client and a tree per question. The roots of these trees are the leaves of one top tree, whose root is
 signed. An opening shows some leaves with their salts and the hashes on their way up. It tells nothing about the other
 leaves, since each has a secret salt of its own. Clients that join later get a further commitment that names the one
-before, and so do questions that are retouched after they were chosen. Trees are those of RFC 6962, and the number of
+before, and so do questions that are retouched after they were chosen, and a new signing key, which the old one signs
+too. Trees are those of RFC 6962, and the number of
 leaves is part of what is signed. Checking needs no secret and no tensor library; `docs/vault.md` describes all of it
 byte by byte.
 """
@@ -62,6 +63,9 @@ def _signed(purpose: str, message: bytes) -> bytes:
     return b"tramark " + purpose.encode() + b"\0" + message
 
 
+_LATER = ("simulated", "endorsement")
+
+
 @dataclass(frozen=True)
 class Commitment:
     """A signed root: the keys of some clients, and the questions, as they were at a time.
@@ -69,7 +73,9 @@ class Commitment:
     The leaves of the top tree are `clients`, then `questions`. Both are (first, count): which clients in the order of
     joining, and which questions of the pool. Without leaves, the root is empty. `chosen` are the questions of the
     pool that are asked from then on, in their order. With code answers, a later commitment has either no questions,
-    or all those chosen, in that order, as they were retouched.
+    or all those chosen, in that order, as they were retouched. `simulated` says that the secret comes from a seed, so
+    that the commitment proves nothing. If `public_key` is not that of the commitment before, `endorsement` is that
+    one's signature.
     """
 
     vault: str
@@ -84,11 +90,14 @@ class Commitment:
     root: str
     public_key: str
     signature: str = ""
+    simulated: bool = False
+    endorsement: str = ""
 
     @property
     def body(self) -> bytes:
-        """What is signed: everything but the signature."""
-        return canonical({name: value for name, value in asdict(self).items() if name != "signature"})
+        """What is signed: everything but the signatures."""
+        unsigned = {"signature", "endorsement"}
+        return canonical({name: value for name, value in self.to_dict().items() if name not in unsigned})
 
     @property
     def digest(self) -> str:
@@ -108,7 +117,9 @@ class Commitment:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for publication."""
-        return json.loads(canonical(asdict(self)))  # type: ignore[no-any-return]
+        plain = asdict(self)
+        # Fields that early versions did not have are left out where they say nothing: signatures are over all others.
+        return json.loads(canonical({name: plain[name] for name in plain if name not in _LATER or plain[name]}))  # type: ignore[no-any-return]
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Self:
@@ -118,20 +129,27 @@ class Commitment:
             spans = {name: (natural(plain[name][0]), natural(plain[name][1])) for name in ("clients", "questions")}
             chosen = tuple(natural(question) for question in plain["chosen"])
             found = cls(**{**plain, **values, **spans, "chosen": chosen})
-            if found.to_dict() != plain:
+            if found.to_dict() != plain or type(found.simulated) is not bool:
                 raise ValueError
             return found
 
 
 def verify_chain(commitments: Sequence[Commitment]) -> None:
-    """Raise `BadProof` unless the commitments are signed by one key and each follows from the one before."""
+    """Raise `BadProof` unless each commitment follows from the one before and is signed by its key, or a new one.
+
+    A commitment with a new key must be signed by both.
+    """
     if not commitments:
         raise BadProof("there is no commitment")
     first = commitments[0]
-    digest, clients = "", 0
+    digest, clients, key = "", 0, first.public_key
     for number, this in enumerate(commitments, 1):
-        verify_signature(first.public_key, "commitment", this.body, this.signature)
-        same = ("vault", "public_key", "assignment", "classes")
+        verify_signature(this.public_key, "commitment", this.body, this.signature)
+        if this.public_key != key:
+            verify_signature(key, "new key", this.body, this.endorsement)
+        elif this.endorsement:
+            raise BadProof(f"commitment {number} hands over to the key that it had")
+        same = ("vault", "assignment", "classes", "simulated")
         follows = (this.number, this.previous, this.clients[0]) == (number, digest, clients)
         if not follows or any(getattr(this, name) != getattr(first, name) for name in same):
             raise BadProof(f"commitment {number} does not follow from the one before")
@@ -141,7 +159,12 @@ def verify_chain(commitments: Sequence[Commitment]) -> None:
         retouched = (0, 0), (0, len(this.chosen))
         if number > 1 and first.assignment == "code" and this.questions not in retouched:
             raise BadProof(f"commitment {number} adds questions to a pool that was settled by the first")
-        digest, clients = this.digest, sum(this.clients)
+        digest, clients, key = this.digest, sum(this.clients), this.public_key
+
+
+def signers(commitments: Sequence[Commitment]) -> list[str]:
+    """The keys (hex) that signed a chain, oldest first. The last one signs evidence."""
+    return list(dict.fromkeys(commitment.public_key for commitment in commitments))
 
 
 def verify_answers(proof: Mapping[str, Any], commitments: Sequence[Commitment]) -> dict[int, int]:

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from typing import Any
 
-from tramark.evidence.commitment import Commitment, sha256
+from tramark.evidence.commitment import Commitment, sha256, signers
 from tramark.evidence.looks import Finding
 from tramark.evidence.premise import ASSUMED, Premise
 
@@ -97,13 +97,20 @@ def made_by(links: Sequence[Commitment]) -> Commitment:
 
 
 def proven(
-    plain: Mapping[str, Any], links: Sequence[Commitment], *, given: bool, published: Sequence[Commitment] | None
+    plain: Mapping[str, Any], links: Sequence[Commitment], *, given: str | None, published: Sequence[Commitment] | None
 ) -> Iterator[str]:
-    """What was checked, in sentences. `given`: the reader knew the key; `published`: the commitments that it knew."""
-    first = links[0]
-    yield f"The bundle is as it was signed, by the key that signed the commitments: {fingerprint(first.public_key)}."
+    """What was checked, in sentences. `given` is the key, `published` the commitments that the reader knew."""
+    first, keys = links[0], signers(links)
+    yield f"The bundle is as it was signed, by the key that signed the commitments: {fingerprint(keys[-1])}."
+    for old, new in pairwise(keys):
+        handed = next(link for link in links if link.public_key == new)
+        yield (
+            f"The key {fingerprint(old)} handed over to {fingerprint(new)} in the commitment dated "
+            f"{utc(handed.time)}, which both signed."
+        )
     if given:
-        yield "This key is the one that you gave."
+        which = "This key" if given == keys[-1] else f"The key {fingerprint(given)}"
+        yield f"{which} is the one that you gave."
     if published:
         agree = min(len(links), len(published))
         yield f"The commitments, {agree} of {len(links)}, are those that were published."
@@ -123,7 +130,7 @@ def unproven(
     links: Sequence[Commitment],
     premise: Premise | None,
     *,
-    given: bool,
+    given: str | None,
     published: Sequence[Commitment] | None,
 ) -> tuple[str, ...]:
     """What rests on the word of the vault's operator, or on something outside the bundle, in sentences.
@@ -131,6 +138,10 @@ def unproven(
     `premise` is that of a verdict that clears everybody.
     """
     open_points = []
+    if links[0].simulated:
+        open_points.append(
+            "Anything against anybody: this is the vault of a simulation, and whoever knows its seed knows its secret."
+        )
     if not given and not published:
         open_points.append(
             "Whose key it is: compare its fingerprint with one that came another way, or give the published commitment."

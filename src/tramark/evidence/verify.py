@@ -66,7 +66,8 @@ def verify_bundle(
     Parameters
     ----------
     bundle : the bytes of its file, in which not even a space may differ, or its values.
-    public_key : the key (hex) that must have signed it, from a source other than the bundle.
+    public_key : the key (hex) that must have signed it, from a source other than the bundle. It may be one that has
+        handed over to the signer's.
     published : the commitments as they were published, with which those of the bundle must agree.
     """
     try:
@@ -107,10 +108,10 @@ def _checked(plain: dict[str, Any], public_key: str | None, published: Sequence[
         raise ValueError
     links = [Commitment.from_dict(item) for item in plain["commitments"]]
     commitments.verify_chain(links)
-    time, key = time_of(plain["time"]), links[0].public_key
+    time, keys = time_of(plain["time"]), commitments.signers(links)
     signed = canonical({name: value for name, value in plain.items() if name != "signature"})
-    commitments.verify_signature(key, "evidence", signed, plain["signature"])
-    if public_key is not None and public_key != key:
+    commitments.verify_signature(keys[-1], "evidence", signed, plain["signature"])
+    if public_key is not None and public_key not in keys:
         raise BadProof("the bundle is signed with another key than the one given")
     if published is not None:
         _check_published(links, published, time)
@@ -124,7 +125,7 @@ def _checked(plain: dict[str, Any], public_key: str | None, published: Sequence[
         raise BadProof("the answers that are opened are not those of the accused, nor those of everybody")
     if any(answers.keys() != {question for question, _ in known} for answers in opened.values()):
         raise BadProof("the answers that are opened are not those to the questions that were asked")
-    knows: dict[str, Any] = {"given": public_key is not None, "published": published}
+    knows: dict[str, Any] = {"given": public_key, "published": published}
     said = tuple(proven(plain, links, **knows))
     unsaid = unproven(plain, links, premise if finding == "nobody" else None, **knows)
     return _Case(links, order, variants, bound, known, finding, accused, premise, opened, said, unsaid)
@@ -164,7 +165,7 @@ def _weighed(plain: Mapping[str, Any], case: _Case) -> Findings:
         notes=plain["notes"],
         time=plain["time"],
         vault=first.vault,
-        public_key=first.public_key,
+        public_key=case.links[-1].public_key,
         federation=federation,
         classes=first.classes,
         false_accusation_bound=case.bound,

@@ -30,6 +30,7 @@ from tramark.report.words import joined, number, percent, verdict_sentence
 from tramark.suspects.png import png
 from tramark.tracing.interview import Step
 from tramark.tracing.verdict import Verdict
+from tramark.vault.files import replace_file
 
 PAGE, EVIDENCE = "report.html", "evidence.json"
 
@@ -61,6 +62,8 @@ def write_report(
 ) -> Path:
     """Writes `report.html` and, if there is a bundle, `evidence.json` into a folder; returns the page's path.
 
+    Only their owner can read them: hand them out as you see fit.
+
     Parameters
     ----------
     verdict, keyring : of one `trace`.
@@ -71,13 +74,12 @@ def write_report(
     folder = Path(folder)
     findings = None if bundle is None else verify_bundle(bundle)
     page = report_page(verdict, keyring, suspect=suspect, findings=findings, notes=notes, time=time)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / PAGE).write_text(page, encoding="utf-8")
+    replace_file(folder / PAGE, page.encode())
     if bundle is None:
         # The evidence of an earlier trace must not stay beside this page.
         (folder / EVIDENCE).unlink(missing_ok=True)
     else:
-        (folder / EVIDENCE).write_bytes(canonical(bundle))
+        replace_file(folder / EVIDENCE, canonical(bundle))
     return folder / PAGE
 
 

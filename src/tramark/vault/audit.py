@@ -5,8 +5,9 @@ fault: the head tells them from tampering.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from itertools import groupby
 from pathlib import Path
 
 from tramark.errors import BadProof, Damaged, VaultError
@@ -70,27 +71,66 @@ def _header_problems(storage: Storage) -> Iterator[str]:
 
 
 def _log_problems(path: Path, head: Head) -> Iterator[str]:
-    pending, previous, number, length = head.pending, GENESIS, 0, 0
+    pending, found = head.pending, _Lines(head.entries)
     for line in read_lines(path, head, everything=pending is None):
-        entry = entry_of(line)
-        found = number if entry is None else entry["n"]
-        if entry is None:
-            yield f"{LOG}: entry {number} was changed"
-        elif found > number:
-            yield f"{LOG}: entries {number} to {found - 1} were removed"
-        elif found < number:
-            yield f"{LOG}: entry {found} stands where entry {number} should: inserted or reordered"
-        elif entry["previous"] != previous:
-            yield f"{LOG}: entry {number - 1} was changed: it is not what entry {number} follows"
-        previous, number, length = line_hash(line), found + 1, length + len(line)
+        if not found.read(line):
+            break
+    yield from (f"{LOG}: {problem}" for problem in found.problems())
     # A killed writer leaves the beginning of the pending lines, and nothing else.
     remains = _log_from(path, pending.offset) if pending else b""
-    if length < head.length:
-        yield f"{LOG}: the tail was cut off: of {head.entries} acknowledged entries {number} are there"
-    elif length > head.length or (pending and not pending.lines.encode().startswith(remains)):
+    if found.expected < head.entries:
+        yield f"{LOG}: the tail was cut off: of {head.entries} acknowledged entries {found.there} are there"
+    elif found.more or (pending and not pending.lines.encode().startswith(remains)):
         yield f"{LOG}: something was added after the last of {head.entries} entries"
-    elif previous != head.hash:
+    elif found.previous not in (None, head.hash):
         yield f"{LOG}: the last entry was changed, or the whole chain was rewritten"
+
+
+class _Lines:
+    """The lines of a log of so many acknowledged entries, read one after the other, and what is wrong with them."""
+
+    def __init__(self, entries: int) -> None:
+        self.entries, self.expected, self.there, self.more = entries, 0, 0, False
+        self.previous: str | None = GENESIS
+        self._found: list[str] = []
+        self._missing: dict[int, None] = {}
+
+    def read(self, line: bytes) -> bool:
+        """Read a line; False if it is no acknowledged one, and nothing can be said of those that follow."""
+        self.more = self.expected == self.entries
+        if self.more or not line.endswith(b"\n"):
+            return False
+        entry, expected = entry_of(line), self.expected
+        number = expected if entry is None else entry["n"]
+        self.there += 1
+        if entry is None or not 0 <= number < self.entries:
+            self._found.append(f"entry {expected} was changed")
+            self.expected, self.previous = expected + 1, None
+            return True
+        if number < expected:
+            self._found.append(f"entry {number} stands where entry {expected} should: inserted or reordered")
+            self._missing.pop(number, None)
+            self.previous = None
+            return True
+        self._missing |= dict.fromkeys(range(expected, number))
+        if number == expected and self.previous is not None and entry["previous"] != self.previous:
+            self._found.append(f"entry {number - 1} was changed: it is not what entry {number} follows")
+        self.expected, self.previous = number + 1, line_hash(line)
+        return True
+
+    def problems(self) -> list[str]:
+        """What is wrong with the lines that were read."""
+        return self._found + [
+            f"entry {first} is missing" if first == last else f"entries {first} to {last} are missing"
+            for first, last in _runs(self._missing)
+        ]
+
+
+def _runs(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """The first and the last of each run of consecutive numbers."""
+    for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+        members = [number for _, number in run]
+        yield members[0], members[-1]
 
 
 def _log_from(path: Path, offset: int) -> bytes:

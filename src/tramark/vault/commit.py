@@ -87,11 +87,13 @@ def commit(
     time: str,
     after: Commitment | None = None,
     retouched: bool = False,
+    simulated: bool = False,
 ) -> tuple[Commitment, list[bytes]]:
     """A signed commitment to a keyring, and the leaves of its top tree, from which it is opened.
 
     After an earlier commitment, `after`, it covers the clients that joined since, and the questions that were chosen.
-    With `retouched`, the chosen questions were also retouched since, and are committed to again.
+    With `retouched`, the chosen questions were also retouched since, and are committed to again. `simulated` says of
+    the first commitment, and so of all that follow, that the secret comes from a seed.
     """
     first = sum(after.clients) if after else 0
     clients = keyring.clients[first:]
@@ -114,9 +116,33 @@ def commit(
         questions=(questions.start if isinstance(questions, range) else 0, len(questions)),
         chosen=keyring.chosen,
         root=MerkleTree(leaves).root.hex() if leaves else "",
-        public_key=key.public_key().public_bytes_raw().hex(),
+        public_key=public_key(key),
+        simulated=after.simulated if after else simulated,
     )
     return replace(unsigned, signature=sign(key, "commitment", unsigned.body)), leaves
+
+
+def hand_over(after: Commitment, old: Ed25519PrivateKey, new: Ed25519PrivateKey, *, time: str) -> Commitment:
+    """A commitment that changes nothing but the signing key. Both keys sign it."""
+    unsigned = replace(
+        after,
+        number=after.number + 1,
+        previous=after.digest,
+        time=time,
+        clients=(sum(after.clients), 0),
+        questions=(0, 0),
+        root="",
+        public_key=public_key(new),
+        signature="",
+        endorsement="",
+    )
+    body = unsigned.body
+    return replace(unsigned, signature=sign(new, "commitment", body), endorsement=sign(old, "new key", body))
+
+
+def public_key(key: Ed25519PrivateKey) -> str:
+    """The public half of a signing key, in hex."""
+    return key.public_key().public_bytes_raw().hex()
 
 
 def prove_answers(

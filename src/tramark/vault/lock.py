@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 from tramark.errors import Damaged, NoKey, UnsupportedSystem, VaultBusy, VaultError, WrongKey
 from tramark.evidence.commitment import canonical, sha256
-from tramark.vault.files import pretty, sync_directory, write_new
+from tramark.vault.files import NO_LINK, pretty, read_regular, sync_directory, write_new
 from tramark.vault.head import HEAD, HEADER, LOCK
 from tramark.vault.seal import SALT
 
@@ -74,11 +74,13 @@ def find_key(
     passphrase: str | None = None,
     key_file: str | Path | None = None,
     prompt: Callable[[], str] | None = None,
+    header: Path | None = None,
 ) -> KeySource:
     """The source of the key of the vault at `path`.
 
     A source that is given comes first, then `TRAMARK_PASSPHRASE`, then the key file beside the vault, then `prompt`.
-    If the vault exists, only the kind of source that it is locked with counts.
+    If the vault exists, only the kind of source that it is locked with counts. `header` is the folder that has its
+    header if `path` has not yet.
     """
     if passphrase is not None and key_file is not None:
         raise VaultError("a vault has a passphrase or a key file, not both")
@@ -86,7 +88,8 @@ def find_key(
         return KeySource(passphrase=passphrase)
     if key_file is not None:
         return KeySource(key_file=Path(key_file))
-    kind = read_header(Path(path))["lock"]["kind"] if (Path(path) / HEADER).exists() else None
+    locked = header or Path(path)
+    kind = read_header(locked)["lock"]["kind"] if (locked / HEADER).exists() else None
     if kind != "key file" and (known := os.environ.get("TRAMARK_PASSPHRASE")):
         return KeySource(passphrase=known)
     beside = default_key_file(path)
@@ -160,7 +163,7 @@ def _header_text(header: Mapping[str, Any]) -> bytes:
 def read_header(path: Path) -> dict[str, Any]:
     """The header of the vault at `path`, checked as far as it can be without the key."""
     try:
-        text = (path / HEADER).read_bytes()
+        text = read_regular(path / HEADER)
     except OSError:
         if (path / HEAD).exists():
             raise Damaged(f"{HEADER} is missing or cannot be read") from None
@@ -188,7 +191,7 @@ class WriterLock:
 
     def __init__(self, path: Path) -> None:
         try:
-            descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+            descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | NO_LINK, 0o600)
         except OSError as error:
             raise VaultError(f"the vault {path} cannot be written: {error.strerror}") from None
         try:

@@ -6,15 +6,18 @@ chains all entries anew is noticed.
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tramark.errors import Damaged, SettingError
+from tramark.errors import Damaged, SettingError, one_line
 from tramark.evidence.commitment import canonical
 from tramark.vault.head import GENESIS, LOG, Head
 
 Entry = dict[str, Any]
+
+_HEAD_TEXT = re.compile(r"[0-9]{1,12}:[0-9a-f]{64}")
 
 
 def issued(round: int, client: str, model: str, *, marked: bool | None = None) -> Entry:
@@ -77,3 +80,32 @@ def read_entries(path: Path, head: Head) -> Iterator[Entry]:
         yield entry
     if previous != head.hash:
         raise Damaged(f"{LOG}: the last entry is not the last one written: audit the vault")
+
+
+def head_text(head: tuple[int, str]) -> str:
+    """A vault's head as one word, to be kept elsewhere.
+
+    >>> head_text((2, "ab" * 32)) == "2:" + "ab" * 32
+    True
+    """
+    return f"{head[0]}:{head[1]}"
+
+
+def read_head_text(text: str) -> tuple[int, str]:
+    """The head that `head_text` wrote."""
+    if not _HEAD_TEXT.fullmatch(text):
+        raise SettingError(f"a head is a number, a colon and 64 hexadecimal digits, not {one_line(text)!r}")
+    entries, _, last = text.partition(":")
+    return int(entries), last
+
+
+def set_back(path: Path, head: Head, known: tuple[int, str]) -> str | None:
+    """What shows that a vault was set back since its head was `known`, in words; None if nothing does."""
+    entries, last = known
+    if entries > head.entries:
+        return f"the log had {entries} entries and has {head.entries}: this is an older copy of the vault"
+    # The hash of the log's beginning is what the entry behind it names.
+    hashes = [entry["previous"] for entry in read_entries(path, head)] + [head.hash]
+    if hashes[entries] != last:
+        return f"the first {entries} entries of the log are not those that it had: it was set back, then written to"
+    return None

@@ -10,7 +10,9 @@ import os
 import re
 import secrets
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +20,7 @@ from typing import Self
 
 from tramark.errors import Damaged, VaultError
 from tramark.vault.commit import Chain, public_text, read_chain
-from tramark.vault.files import replace_file, sync_directory, write_new
+from tramark.vault.files import irregular, prepare, put_in_place, replace_file, sync_directory, write_from, write_new
 from tramark.vault.head import HEAD, HEADER, LOG, PUBLIC, SEALED, Head, Pending, sealed_label
 from tramark.vault.lock import KeySource, WriterLock, find_key, read_header, unwrap, wrap
 from tramark.vault.log import Entry, chained, line_hash
@@ -68,6 +70,8 @@ class Storage:
     ) -> Self:
         """Open a vault with a key from `find_key`, and finish what a killed writer had decided, unless `readonly`."""
         path = Path(path)
+        if strange := ", ".join(irregular(path)):
+            raise Damaged(f"in the vault {path} there are links, or other things that are not files: {strange}")
         header = read_header(path)
         source = find_key(path, passphrase=passphrase, key_file=key_file, prompt=prompt)
         key = unwrap(header, source)
@@ -80,6 +84,10 @@ class Storage:
             storage.close()
             raise
         return storage
+
+    def copy_at(self, path: Path) -> Self:
+        """A copy of this vault in another folder, open for reading."""
+        return type(self)(path, self._opened(), self.id, None)
 
     def close(self) -> None:
         """Forget the key and let others write."""
@@ -124,58 +132,100 @@ class Storage:
         """The commitments, each with the leaves of its top tree."""
         return read_chain(self.get(COMMITMENTS))
 
-    def lock_with(self, source: KeySource) -> None:
-        """Lock the vault with another passphrase or key file."""
-        replace_file(self.path / HEADER, wrap(self._writable(), self.id, source))
+    def lock_with(self, source: KeySource, entry: Entry | None = None) -> None:
+        """Lock the vault with another passphrase or key file, and log it as `entry`."""
+        with self.mutex:
+            header = wrap(self._writable(), self.id, source)
+            with self._writing():
+                prepared = prepare(self.path / HEADER, header)
+            if entry:
+                self.commit([entry], {})
+            # Last, and it needs no room on the disk: after a failure, the old key still opens the vault.
+            put_in_place(prepared, self.path / HEADER)
 
     def commit(self, entries: Sequence[Entry], blobs: Mapping[str, bytes], *, publish: bool = False) -> None:
-        """Append entries to the log and seal blobs, all or nothing; `publish` says that the commitments changed."""
+        """Append entries to the log and seal blobs, all or nothing; `publish` says that the commitments changed.
+
+        If the disk fails or is full, `VaultError` is raised and nothing has changed; try again when there is room.
+        """
         with self.mutex:
-            key = self._writable()
-            head = self.head()
-            if head.pending:
-                self._finish(head)
-            lines = chained(entries, head, now())
-            sealed = dict(head.sealed)
-            for name, data in blobs.items():
-                sealed[name] = secrets.token_hex(8)
-                label = sealed_label(name, sealed[name])
-                write_new(self.path / label, seal(key, self.id, label, data))
-            if blobs:
-                sync_directory(self.path / SEALED)
-            text = b"".join(lines)
-            after = Head(
-                entries=head.entries + len(lines),
-                length=head.length + len(text),
-                hash=line_hash(lines[-1]) if lines else head.hash,
-                sealed=sealed,
-                pending=Pending(head.length, text.decode(), publish) if lines or publish else None,
-            )
-            self.write_head(after)
-            self._finish(after)
+            self._writable()
+            with self._writing():
+                try:
+                    after = self._decide(entries, blobs, publish)
+                except OSError:
+                    self._sweep(self.head())
+                    raise
+            try:
+                self._finish(after)
+            except OSError as error:
+                # It is on the disk all the same: the head has it, and the next commit or opening does the rest.
+                warnings.warn(
+                    f"the vault {self.path} has the change, but its log could not be written: "
+                    f"{error.strerror or error}; it will be with the next change",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+
+    def _decide(self, entries: Sequence[Entry], blobs: Mapping[str, bytes], publish: bool) -> Head:
+        """Write the sealed files, then the head, by which the change happens; returns that head."""
+        key, head = self._writable(), self.head()
+        if head.pending:
+            self._finish(head)
+        else:
+            self._check_log(head)
+        lines = chained(entries, head, now())
+        sealed = dict(head.sealed)
+        for name, data in blobs.items():
+            sealed[name] = secrets.token_hex(8)
+            label = sealed_label(name, sealed[name])
+            write_new(self.path / label, seal(key, self.id, label, data))
+        if blobs:
+            sync_directory(self.path / SEALED)
+        text = b"".join(lines)
+        after = Head(
+            entries=head.entries + len(lines),
+            length=head.length + len(text),
+            hash=line_hash(lines[-1]) if lines else head.hash,
+            sealed=sealed,
+            pending=Pending(head.length, text.decode(), publish) if lines or publish else None,
+        )
+        self.write_head(after)
+        return after
 
     def _finish(self, head: Head) -> None:
         """Carry out what the head has decided and delete what it does not know. Doing it twice does no harm."""
+        self._check_log(head)
+        if head.pending:
+            write_from(self.path / LOG, head.written, head.pending.lines.encode())
+            if head.pending.publish:
+                replace_file(self.path / PUBLIC, public_text(self.chain()), 0o644)
+            self.write_head(replace(head, pending=None))
+        self._sweep(head)
+
+    def _check_log(self, head: Head) -> None:
+        """Raise `Damaged` if somebody has lengthened or shortened the log."""
         try:
             size = (self.path / LOG).stat().st_size
         except FileNotFoundError:
             raise Damaged(f"{LOG} is missing") from None
         if size < head.written or (size > head.written and not head.pending):
             raise Damaged(f"{LOG} has not the length it was left with: open the vault read-only and audit it")
-        if head.pending:
-            with (self.path / LOG).open("r+b") as log:
-                log.truncate(head.written)
-                log.seek(head.written)
-                log.write(head.pending.lines.encode())
-                log.flush()
-                os.fsync(log.fileno())
-            if head.pending.publish:
-                replace_file(self.path / PUBLIC, public_text(self.chain()), 0o644)
-            self.write_head(replace(head, pending=None))
+
+    def _sweep(self, head: Head) -> None:
+        """Delete the sealed files that the head does not know."""
         known = {f"{name}.{version}" for name, version in head.sealed.items()}
         for name in os.listdir(self.path / SEALED):
             if SEALED_FILE.fullmatch(name) and name not in known:
                 (self.path / SEALED / name).unlink(missing_ok=True)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Turns an error of the disk into `VaultError`."""
+        try:
+            yield
+        except OSError as error:
+            raise VaultError(f"the vault {self.path} cannot be written: {error.strerror or error}") from error
 
     def _opened(self) -> bytes:
         if self._key is None:

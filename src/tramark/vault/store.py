@@ -7,29 +7,22 @@ files, the argument and the threat model.
 """
 
 import json
-import os
-import secrets
-import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-from tramark.errors import NoKey, SettingError, VaultError
-from tramark.evidence import commitment as commitments
+from tramark.errors import NoKey, VaultError
 from tramark.evidence.commitment import Commitment, canonical
 from tramark.evidence.premise import Premise
-from tramark.vault import commit
+from tramark.vault import commit, signing
 from tramark.vault.audit import problems
 from tramark.vault.changes import changes
-from tramark.vault.files import sync_directory
+from tramark.vault.create import new_vault
 from tramark.vault.lock import find_key
-from tramark.vault.log import Entry, issued, read_entries
+from tramark.vault.log import Entry, issued, read_entries, set_back
 from tramark.vault.reports import Report, premise_of, with_report
-from tramark.vault.storage import COMMITMENTS, KEYRING, NAME, SIGNING, Storage, now
+from tramark.vault.storage import COMMITMENTS, KEYRING, NAME, SIGNING, Storage
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -81,39 +74,18 @@ class Vault:
         *,
         passphrase: str | None = None,
         key_file: str | Path | None = None,
+        simulated: bool = False,
     ) -> Self:
         """Make a vault for a keyring, with its signed commitment, and open it for writing.
 
-        The key comes from `find_key`. The vault is built beside `path` and then moved there whole.
+        The key comes from `find_key`. `simulated` says for good, in the log and in every commitment, that the keyring's
+        secret comes from a seed, so that nothing is proven by it.
         """
         from tramark.keys.pictures import images_of
 
         path = Path(path)
         source = find_key(path, passphrase=passphrase, key_file=key_file)
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise VaultError(f"{path} exists already: a vault is made in a new directory")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        building = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-        with ExitStack() as undo:
-            undo.callback(shutil.rmtree, building, ignore_errors=True)
-            storage = Storage.create(building, source)
-            undo.callback(storage.close)
-            signing_key = Ed25519PrivateKey.generate()
-            first, leaves = commit.commit(keyring, signing_key, vault=storage.id, time=now())
-            created = {"event": "created", "vault": storage.id, "clients": keyring.clients}
-            storage.commit(
-                [created | {"commitment": first.digest}],
-                {
-                    KEYRING: canonical(keyring.to_dict()),
-                    SIGNING: signing_key.private_bytes_raw(),
-                    COMMITMENTS: commit.chain_text([(first, leaves)]),
-                },
-                publish=True,
-            )
-            os.rename(building, path)
-            undo.pop_all()
-        sync_directory(path.parent)
-        storage.path = path
+        storage = new_vault(path, keyring, source, simulated=simulated)
         return cls(storage, images_of(keyring.source))
 
     @classmethod
@@ -176,12 +148,8 @@ class Vault:
             if committed or noted:
                 blobs[KEYRING] = canonical(new)
             if committed:
-                chain = self.storage.chain()
-                added = commit.commit(
-                    keyring, self._signing_key(), vault=self.id, time=now(), after=chain[-1][0], retouched=retouched
-                )
-                blobs[COMMITMENTS] = commit.chain_text([*chain, added])
-                committed = [event | {"commitment": added[0].digest} for event in committed]
+                digest, blobs[COMMITMENTS] = signing.commit_again(self.storage, keyring, retouched=retouched)
+                committed = [event | {"commitment": digest} for event in committed]
             if blobs:
                 self.storage.commit([*committed, *noted], blobs, publish=bool(committed))
 
@@ -262,9 +230,18 @@ class Vault:
         head = self.storage.head()
         return head.entries, head.hash
 
+    def set_back(self, known: tuple[int, str]) -> str | None:
+        """What shows that the vault was set back since its head was `known`, in words; None if nothing does."""
+        return set_back(self.path, self.storage.head(), known)
+
+    @property
+    def simulated(self) -> bool:
+        """Whether a simulation made the vault: its secret comes from a seed, and nothing is proven by it."""
+        return self.commitments[0].simulated
+
     @property
     def commitments(self) -> tuple[Commitment, ...]:
-        """The signed commitments: of the creation, of each choice of questions, and of clients that joined."""
+        """The signed commitments: of the creation, of choices of questions, of clients that joined, of new keys."""
         return tuple(commitment for commitment, _ in self.storage.chain())
 
     def prove_answers(self, client: str, questions: Iterable[int]) -> dict[str, Any]:
@@ -276,10 +253,8 @@ class Vault:
         return commit.open_questions(self.keyring, wanted, self.storage.chain())
 
     def sign(self, purpose: str, message: bytes) -> str:
-        """Sign with the key that signed the commitments; `commitment.verify_signature` checks it."""
-        if purpose == "commitment":
-            raise SettingError("commitments are signed by the vault itself")
-        return commitments.sign(self._signing_key(), purpose, message)
+        """Sign with the key that signed the last commitment; `commitment.verify_signature` checks it."""
+        return signing.sign(self.storage, purpose, message)
 
     def rotate(self, *, passphrase: str | None = None, key_file: str | Path | None = None) -> None:
         """Lock the vault with another passphrase or key file; nothing sealed is rewritten.
@@ -289,17 +264,19 @@ class Vault:
         if passphrase is None and key_file is None:
             raise NoKey("give the new passphrase or key file")
         source = find_key(self.path, passphrase=passphrase, key_file=key_file)
-        with self.storage.mutex:
-            self.storage.lock_with(source)
-            rotated = {"event": "rotated", "to": "passphrase" if source.key_file is None else "key file"}
-            self.storage.commit([rotated], {})
+        to = "passphrase" if source.key_file is None else "key file"
+        self.storage.lock_with(source, {"event": "rotated", "to": to})
+
+    def rotate_signing_key(self) -> tuple[str, str]:
+        """Replace the key that signs commitments and evidence; returns the old and the new public key (hex).
+
+        The old key signs the new one, in a further commitment, and is then forgotten. Publish `commitment.json` again.
+        """
+        return signing.rotate(self.storage)
 
     def audit(self) -> list[str]:
         """All that is wrong with the vault's files, in words; empty if they are what was written."""
         return problems(self.storage)
-
-    def _signing_key(self) -> Ed25519PrivateKey:
-        return Ed25519PrivateKey.from_private_bytes(self.storage.get(SIGNING))
 
 
 def _check_name(name: str) -> None:

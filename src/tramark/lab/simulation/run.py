@@ -261,7 +261,7 @@ def _vault_of(
         if purpose == "create":
             if key is None and not default_key_file(path).exists():
                 make_key_file(default_key_file(path))
-            made = Vault.create(path, keyring, passphrase=given.passphrase, key_file=given.key_file)
+            made = Vault.create(path, keyring, passphrase=given.passphrase, key_file=given.key_file, simulated=True)
             described = {"model": settings.model, "input_shape": keyring.source.shape, "classes": keyring.classes}
             made.put(MODEL, json.dumps(described).encode())
             return made
