@@ -7,7 +7,7 @@ aggregates, makes the marks of all clients, whether they took part or not, and d
 import copy
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -23,11 +23,10 @@ from tramark.fleet.travels import Travels, freeze_rest, travelling
 from tramark.keys.keyring import Keyring
 from tramark.marks.begin import Beginning, Warmup
 from tramark.marks.checkup import check
-from tramark.marks.injection import Injection, Made, Plan
+from tramark.marks.injection import Injection
+from tramark.marks.marking import Marking
 from tramark.marks.presets import preset_named
-from tramark.marks.replay import Replay
 from tramark.marks.rounds import RoundReport
-from tramark.marks.survival import Survival
 
 if TYPE_CHECKING:
     from tramark.vault.store import Vault
@@ -94,17 +93,12 @@ class TraMark:
             raise SettingError("a server needs its clients' keys: give a keyring, or a vault that has one")
         self._beginning = Beginning(warmup_rounds, rounds)
         self.keyring = keyring
-        self.injection = injection or preset_named(preset)
+        self.marking = Marking(injection or preset_named(preset))
         self.vault = vault
         self.round = 0
         self._issued: set[str] = set()
         self._saved = False
         self._report: RoundReport | None = None
-        self._survival: Survival | None = None
-        self._came = 1
-        """How many updates were used in the last round."""
-        self._replay: Replay | None = None
-        self._plan, self._made = Plan(), None  # type: Plan, Made | None
         self._class = type(model)
         self.model = scratch_copy(model)
         names = None if travels is None else travelling(model, travels)
@@ -116,6 +110,11 @@ class TraMark:
         observed = tuple(f"{layer}.weight" for layer in layers)
         self.drift = Drift(self.fleet.layout, observed, device=device_of(self.model))
         self._mark_if_due()
+
+    @property
+    def injection(self) -> Injection:
+        """How marks are made."""
+        return self.marking.injection
 
     @property
     def marked(self) -> bool:
@@ -132,7 +131,7 @@ class TraMark:
             if not self._saved:
                 self._save()
             if new := [client for client in outgoing if client not in self._issued]:
-                without = self._made.unmarked if self._made else ()
+                without = self.marking.made.unmarked if self.marking.made else ()
                 models = Outgoing(self.fleet, new)
                 self.vault.issue(self.round, models, self.fleet.shared, marked=self.marked, unmarked=without)
                 self._issued.update(new)
@@ -156,12 +155,8 @@ class TraMark:
         A round that is not ended changes nothing.
         """
         self.drift.forget()
-        watch: Survival | Replay
-        if self.marked:
-            watch = self._survival = Survival(self.model, self.keyring, self.fleet, self.round, self._came)
-        else:
-            watch = self._replay = Replay(self.fleet)
-        return self.fleet.begin(self.drift, watch.watch, first=self.round == 0)
+        watch = self.marking.watch(self.model, self.keyring, self.fleet, self.round)
+        return self.fleet.begin(self.drift, watch, first=self.round == 0)
 
     def end(
         self, aggregation: Aggregation, base: State | None = None, *, refused: Mapping[str, str] | None = None
@@ -175,12 +170,10 @@ class TraMark:
             self._beginning.observe(aggregation.size())
         if remark := aggregation.finish(base):
             warnings.warn(f"round {self.round + 1}: {remark}", stacklevel=3)
-        self._came = len(aggregation.taken)
+        self.marking.came = len(aggregation.taken)
         self.drift.settle()
         self.round += 1
-        survived = self._survival.result if self._survival else None
-        if survived is not None and self._made is not None:
-            self._plan = self.injection.steer(self._plan, self._made, survived)
+        survived = self.marking.steer()
         if self.marked or self._beginning.due(self.round):
             self.mark()
         self._report = RoundReport(
@@ -189,7 +182,7 @@ class TraMark:
             {**aggregation.refused, **(refused or {})},
             marked=self.marked,
             survived=survived,
-            made=self._made,
+            made=self.marking.made,
             begins_after=None if self.marked else self._beginning.after,
         )
         self._save()
@@ -255,9 +248,7 @@ class TraMark:
             "fleet": self.fleet.state_dict(),
             "drift": self.drift.state_dict(),
             "begin": self._beginning.state_dict(),
-            "plan": self._plan.to_dict(),
-            "made": None if self._made is None else asdict(self._made),
-            "came": self._came,
+            **self.marking.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -272,12 +263,9 @@ class TraMark:
                 "with its state, and give both back, or use a vault"
             )
         self.fleet.load_state_dict(state["fleet"], state["clients"])
-        if self.marked:
-            self._plan, self._made = self._planned(state)
-            self.drift.keep([f"{layer}.weight" for layer in self._plan.layers])
+        self.marking.load_state_dict(state, self.fleet, self.drift)
         self.drift.load_state_dict(state["drift"])
         self.round = int(state["round"])
-        self._came = int(state.get("came", 1))
         self._beginning.load_state_dict(state.get("begin", {}))
         self._report = None
         self._follow(self.keyring)
@@ -285,13 +273,7 @@ class TraMark:
     def mark(self) -> None:
         """Make everyone's marks now; the first time, choose region and questions first. `collect` calls this."""
         if not self.marked:
-            updates = self._replay.updates if self._replay else []
-            found = self.injection.begin(self.model, self.fleet, self.keyring, self.drift, updates)
-            self.keyring, self._plan = found
-            if self._replay:
-                self._plan = replace(self._plan, calm=self._replay.size(self._plan.layers))
-            self._replay = None
-            self.drift.keep([f"{layer}.weight" for layer in self._plan.layers])
+            self.keyring = self.marking.begin(self.model, self.fleet, self.keyring, self.drift)
         self._inject()
 
     def _mark_if_due(self) -> None:
@@ -311,16 +293,8 @@ class TraMark:
         if new and self.marked:
             self._inject()
 
-    def _planned(self, state: Mapping[str, Any]) -> tuple[Plan, Made | None]:
-        """The plan in a state; states of early versions have none, but their region tells where marks are."""
-        if "plan" not in state:
-            assert self.fleet.region is not None
-            marked = self.fleet.region.tensors(self.fleet.layout)
-            return Plan(tuple(name.removesuffix(".weight") for name in self.drift.layers if name in marked)), None
-        return Plan.from_dict(state["plan"]), Made.from_dict(state["made"]) if state["made"] else None
-
     def _inject(self) -> None:
-        self._made = self.injection.inject(self.model, self.fleet, self.keyring, self.drift, self._plan)
+        self.marking.inject(self.model, self.fleet, self.keyring, self.drift)
 
     def _save(self) -> None:
         # Nothing is sent before the vault has it: `dispatch` tries again if this fails.

@@ -54,7 +54,7 @@ class Traced(TraMark):
     def mark(self) -> None:
         if not self.marked:
             # The choice of a layer drops what is known of the others.
-            updates = self._replay.updates if self._replay else []
+            updates = self.marking.replay.updates if self.marking.replay else []
             self._known = {"drift": self.drift.state_dict()} | {f"update.{i}": one for i, one in enumerate(updates)}
         super().mark()
 
@@ -65,8 +65,8 @@ class Traced(TraMark):
         self.fleet.load_base(state["fleet"])
         self.drift.load_state_dict(state["drift"])
         self.round = int(state["round"])
-        self._replay = Replay(self.fleet)
-        self._replay.updates = [state[name] for name in sorted(state) if name.startswith("update.")]
+        self.marking.replay = Replay(self.fleet)
+        self.marking.replay.updates = [state[name] for name in sorted(state) if name.startswith("update.")]
         self.mark()
 
     def close(self) -> None:

@@ -1,0 +1,77 @@
+"""One federation's marks from round to round: chosen once, then measured, steered and made anew each round."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from torch import nn
+
+from tramark.fleet.drift import Drift
+from tramark.fleet.fleet import Fleet
+from tramark.fleet.layout import State
+from tramark.keys.keyring import Keyring
+from tramark.marks.injection import Injection, Made, Plan
+from tramark.marks.replay import Replay
+from tramark.marks.survival import Survival, Survived
+
+
+@dataclass
+class Marking:
+    """How marks are made, what the next ones are to be like, and what is known of the last ones."""
+
+    injection: Injection
+    plan: Plan = field(default_factory=Plan)
+    made: Made | None = None
+    replay: Replay | None = None
+    """The last updates of warm-up, on which layers are tried."""
+    came: int = 1
+    """How many updates were used in the last round."""
+    _survival: Survival | None = None
+
+    def watch(self, model: nn.Module, keyring: Keyring, fleet: Fleet, round: int) -> Callable[[str, State], None]:
+        """What to show the models that come back in a round: it measures marks, or remembers updates until then."""
+        if fleet.region is None:
+            self.replay = Replay(fleet)
+            return self.replay.watch
+        self._survival = Survival(model, keyring, fleet, round, self.came)
+        return self._survival.watch
+
+    def steer(self) -> Survived | None:
+        """What was left of the marks in the models that came back; the next marks are planned by it."""
+        survived = self._survival.result if self._survival else None
+        if survived is not None and self.made is not None:
+            self.plan = self.injection.steer(self.plan, self.made, survived)
+        return survived
+
+    def begin(self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift) -> Keyring:
+        """Plan the first marks; the keyring with the questions that were chosen for them."""
+        updates = self.replay.updates if self.replay else []
+        keyring, self.plan = self.injection.begin(model, fleet, keyring, drift, updates)
+        if self.replay:
+            self.plan = replace(self.plan, calm=self.replay.size(self.plan.layers))
+        self.replay = None
+        drift.keep([f"{layer}.weight" for layer in self.plan.layers])
+        return keyring
+
+    def inject(self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift) -> None:
+        """Make everyone's marks as planned."""
+        self.made = self.injection.inject(model, fleet, keyring, drift, self.plan)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The plan, and what is known of the last marks and of the last round."""
+        made = None if self.made is None else asdict(self.made)
+        return {"plan": self.plan.to_dict(), "made": made, "came": self.came}
+
+    def load_state_dict(self, state: Mapping[str, Any], fleet: Fleet, drift: Drift) -> None:
+        """Go on from a state. Those of early versions have no plan, but their region tells where marks are."""
+        self.came = int(state.get("came", 1))
+        if fleet.region is None:
+            return
+        if "plan" in state:
+            self.plan = Plan.from_dict(state["plan"])
+            self.made = Made.from_dict(state["made"]) if state["made"] else None
+        else:
+            marked = fleet.region.tensors(fleet.layout)
+            self.plan = Plan(tuple(name.removesuffix(".weight") for name in drift.layers if name in marked))
+            self.made = None
+        drift.keep([f"{layer}.weight" for layer in self.plan.layers])
