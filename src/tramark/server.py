@@ -176,6 +176,7 @@ class TraMark:
         survived = self.marking.steer()
         if self.marked or self._beginning.due(self.round):
             self.mark()
+        unbearable = not self.marked and self._beginning.due(self.round)
         self._report = RoundReport(
             self.round,
             tuple(aggregation.taken),
@@ -183,7 +184,8 @@ class TraMark:
             marked=self.marked,
             survived=survived,
             made=self.marking.made,
-            begins_after=None if self.marked else self._beginning.after,
+            begins_after=None if self.marked or unbearable else self._beginning.after,
+            unbearable=unbearable,
         )
         self._save()
         for concern in self._report.concerns(self.keyring.classes):
@@ -271,9 +273,15 @@ class TraMark:
         self._follow(self.keyring)
 
     def mark(self) -> None:
-        """Make everyone's marks now; the first time, choose region and questions first. `collect` calls this."""
+        """Make everyone's marks now; the first time, choose region and questions first. `collect` calls this.
+
+        If no layer bears marks as the base is now, there are none yet.
+        """
         if not self.marked:
-            self.keyring = self.marking.begin(self.model, self.fleet, self.keyring, self.drift)
+            begun = self.marking.begin(self.model, self.fleet, self.keyring, self.drift)
+            if begun is None:
+                return
+            self.keyring = begun
         self._inject()
 
     def _mark_if_due(self) -> None:

@@ -1,5 +1,7 @@
 """Nets of the kinds that users bring must be marked, named and kept as good as their base, or the report says so."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from federations import SECRET
@@ -11,7 +13,6 @@ from traces import vault_of
 from tramark import Keyring, TraMark, trace
 from tramark.keys.sources import Source, Tokens, Vectors
 from tramark.marks.closed_form import ClosedForm
-from tramark.marks.control import DEAR
 from tramark.vault.store import Vault
 
 CLIENTS = ("a", "b", "c", "d", "e")
@@ -95,10 +96,30 @@ def test_a_net_that_cannot_bear_its_questions_says_so_and_is_not_logged_as_marke
     assert last == {client: client not in report.made.unmarked for client in CLIENTS}
 
 
-def test_marks_that_cost_too_much_are_given_up_for_the_task() -> None:
+def test_marks_that_cost_too_much_are_given_up_for_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tramark.marks.closed_form.MOST_COST", 0.02)
     toy, injection = pictures(), ClosedForm(layer_names=("3",))
     server = TraMark(learnt(mlp(16), toy, 3, sgd), ring(10, 24), warmup_rounds=1, injection=injection)
     with pytest.warns(UserWarning, match="carry no mark"):
         [report] = play(server, toy, 1)
     assert report.made is not None
-    assert report.made.cost <= 1.01 * DEAR
+    assert report.made.cost == pytest.approx(0.02)
+
+
+def test_a_net_that_bears_no_marks_stays_as_it_is_and_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    toy = pictures()
+    monkeypatch.setattr("tramark.marks.closed_form.UNBEARABLE", 0.0)
+    with vault_of(ring(10, 24), tmp_path) as vault:
+        server = TraMark(learnt(mlp(64), toy, 3, sgd), warmup_rounds=1, vault=vault)
+        with pytest.warns(UserWarning, match="no layer of this net bears"):
+            [report] = play(server, toy, 1)
+        assert not report.marked
+        assert "no layer bears marks yet" in str(report)
+        server.dispatch()
+        assert not any(entry.get("marked") for entry in vault.log())
+        assert trace(server.base_model(), server.keyring, premise=vault.premise()).finding == "inconclusive"
+        monkeypatch.undo()
+        [report] = play(server, toy, 1)
+        assert report.marked

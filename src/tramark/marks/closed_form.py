@@ -50,6 +50,12 @@ LESS = 3
 SEEN = 3
 """Clients on whose marks the cost is seen."""
 
+UNBEARABLE = 10 * DEAR
+"""If marks that outlive training would cost more than this, none are made: the task would suffer, and they be lost."""
+
+MOST_COST = 2 * DEAR
+"""What marks cost at most, even if they do not give their answers then."""
+
 TRIED = 2
 """Hidden linear layers, convolutions and embeddings that are tried at most, of each."""
 
@@ -67,7 +73,9 @@ class ClosedForm:
     """Marks written in closed form into directions that the clients' data does not use: the default.
 
     At the end of warm-up the layers are tried, and the one is chosen in which marks that outlive training cost least,
-    with as many questions as it bears. From then on the margin follows what was measured (`tramark.marks.control`).
+    with as many questions as it bears. If none bears any, models stay unmarked, and layers are tried again after the
+    next round; with `layer_names` or `margin`, marks are made in any case. From then on the margin follows what was
+    measured (`tramark.marks.control`).
 
     Parameters
     ----------
@@ -101,12 +109,14 @@ class ClosedForm:
 
     def begin(
         self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift, updates: Sequence[Mapping[str, Tensor]]
-    ) -> tuple[Keyring, Plan]:
+    ) -> tuple[Keyring, Plan] | None:
         layers = tuple(name.removesuffix(".weight") for name in drift.layers)
         if keyring.assignment == "label":
             return keyring, replace(self._plan(layers if self.layer_names else layers[:1], PLAIN), limit=math.inf)
         ground = Ground(model, fleet, drift, tuple(updates), self._near(keyring), SPREAD)
         tried, keyring = choose(ground, keyring, layers[:1] if self.layer_names else layers, self.retouch)
+        if tried.price > UNBEARABLE and updates and not self.layer_names and self.margin is None:
+            return None
         return keyring, self._plan(layers if self.layer_names else (tried.layer,), tried.needed)
 
     def inject(self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift, plan: Plan) -> Made:
@@ -153,7 +163,7 @@ class ClosedForm:
             few = draft.search.trimmed(few, sheet.answers, margin)
             cost = draft.cost(few)
         # Even answers that hardly lead cost too much: the task comes first.
-        scale = within(cost, 0.0, max(plan.limit, DEAR))
+        scale = within(cost, 0.0, MOST_COST)
         return _Bearable(margin, scale, scale**2 * cost)
 
     def steer(self, plan: Plan, made: Made, survived: Survived) -> Plan:

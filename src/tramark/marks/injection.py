@@ -94,10 +94,11 @@ class Injection(Protocol):
 
     def begin(
         self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift, updates: Sequence[Mapping[str, Tensor]]
-    ) -> tuple[Keyring, Plan]:
+    ) -> tuple[Keyring, Plan] | None:
         """Choose region and questions at the end of warm-up; returns the keyring with the chosen questions.
 
-        `updates` are some clients' last updates, to see what training would do to marks.
+        `updates` are some clients' last updates, to see what training would do to marks. None if the model does not
+        bear marks as it is now.
         """
 
     def inject(self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift, plan: Plan) -> Made | None:

@@ -43,10 +43,16 @@ class Marking:
             self.plan = self.injection.steer(self.plan, self.made, survived)
         return survived
 
-    def begin(self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift) -> Keyring:
-        """Plan the first marks; the keyring with the questions that were chosen for them."""
+    def begin(self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift) -> Keyring | None:
+        """Plan the first marks; the keyring with the questions that were chosen for them.
+
+        None if the model does not bear marks as it is now.
+        """
         updates = self.replay.updates if self.replay else []
-        keyring, self.plan = self.injection.begin(model, fleet, keyring, drift, updates)
+        begun = self.injection.begin(model, fleet, keyring, drift, updates)
+        if begun is None:
+            return None
+        keyring, self.plan = begun
         if self.replay:
             self.plan = replace(self.plan, calm=self.replay.size(self.plan.layers))
         self.replay = None

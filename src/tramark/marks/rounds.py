@@ -29,6 +29,8 @@ class RoundReport:
     """The marks of the models that are sent next; None if they have none, or if nothing is known of them."""
     begins_after: int | None = None
     """The round after which marks begin, if that is known and still to come."""
+    unbearable: bool = False
+    """Whether marks are due, but no layer bears them as the base is now."""
 
     def __str__(self) -> str:
         words = [f"round {self.round}: {len(self.used)} updates used"]
@@ -45,6 +47,13 @@ class RoundReport:
     def concerns(self, classes: int) -> list[str]:
         """What to warn of: marks that are not there, and marks that training takes away."""
         found = []
+        if self.unbearable:
+            found.append(
+                "marks are due, but no layer of this net bears any that would outlive training: models are sent "
+                "without marks, and cannot be traced. Layers are tried again after each round. A wider net, fewer questions "
+                "(Keyring.generate(questions=…)) or smaller steps of the clients may help; ClosedForm(margin=…) makes "
+                "marks in any case"
+            )
         if self.made is not None and (self.made.unmarked or self.made.reached < REACHED):
             without = self.made.unmarked
             found.append(
@@ -63,6 +72,8 @@ class RoundReport:
 
     @property
     def _next(self) -> str:
+        if self.unbearable:
+            return "not marked: no layer bears marks yet"
         if not self.marked:
             return "not marked yet" if self.begins_after is None else f"marks begin after round {self.begins_after}"
         if self.made is None:

@@ -27,7 +27,7 @@ from tramark.lab.methods.fedavg import FedAvg
 from tramark.lab.methods.tramark import Traced
 from tramark.lab.simulation import partition
 from tramark.lab.simulation.client import accuracy
-from tramark.lab.simulation.metrics import judge, task_accuracy, traceability
+from tramark.lab.simulation.metrics import judge, task_accuracy
 from tramark.lab.simulation.simulator import Simulation
 from tramark.lab.studies import nets, tasks
 from tramark.lab.studies.zoo import Federation
@@ -90,7 +90,9 @@ def play(
             )
     ma = mean(task_accuracy(server, data).values())
     base = server.base_model()
-    settled = rounds[SETTLED - 1 :]
+    # Where no layer bears marks, or only at the end, nothing settles.
+    settled = rounds[SETTLED - 1 :] or [{"vr_issued": 0.0, "vr_trained": 0.0, "left": 0.0}]
+    last: Mapping[str, Any] = rounds[-1] if rounds else {"layers": (), "margin": 0.0, "cost": 0.0}
     return {
         "name": federation.name,
         "seed": seed,
@@ -102,11 +104,11 @@ def play(
         "vr_trained": min(one["vr_trained"] for one in settled),
         "left": mean(one["left"] for one in settled),
         "questions": server.keyring.questions,
-        "layer": " ".join(rounds[-1]["layers"]),
-        "margin": rounds[-1]["margin"],
-        "cost": rounds[-1]["cost"],
+        "layer": " ".join(last["layers"]),
+        "margin": last["margin"],
+        "cost": last["cost"],
         "rounds": rounds,
-        "final": traceability(server, server.keyring).to_dict()["confidence"],
+        "final": server.measure().get("confidence", 0.0),
         "seconds": round(time.perf_counter() - began, 1),
         "settings": asdict(federation),
     }
