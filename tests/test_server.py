@@ -78,9 +78,10 @@ def test_plan_and_marks_made_are_resumed() -> None:
     """Fifteen clients: which of them are asked depends on how many came, and the next margin on what was made."""
     clients = [f"client-{i}" for i in range(15)]
     keyring = Keyring.generate(clients=clients, classes=10, input_shape=(1, 8, 8), questions=12, secret=b"s" * 32)
-    first = TraMark(model(), keyring, warmup_rounds=1)
+    injection = ClosedForm(layer_names=("1",))
+    first = TraMark(model(), keyring, warmup_rounds=1, injection=injection)
     play(first, 2)
-    second = TraMark(model(), first.keyring, warmup_rounds=1)
+    second = TraMark(model(), first.keyring, warmup_rounds=1, injection=injection)
     second.load_state_dict(unpack(pack(first.state_dict())))
     for federation in (first, second):
         play(federation, 1)

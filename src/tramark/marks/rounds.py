@@ -50,9 +50,9 @@ class RoundReport:
         if self.unbearable:
             found.append(
                 "marks are due, but no layer of this net bears any that would outlive training: models are sent "
-                "without marks, and cannot be traced. Layers are tried again after each round. A wider net, fewer questions "
-                "(Keyring.generate(questions=…)) or smaller steps of the clients may help; ClosedForm(margin=…) makes "
-                "marks in any case"
+                "without marks, and cannot be traced. Layers are tried again after each round. A wider net, fewer "
+                "questions (Keyring.generate(questions=…)) or smaller steps of the clients may help; "
+                "ClosedForm(margin=…) makes marks in any case"
             )
         if self.made is not None and (self.made.unmarked or self.made.reached < REACHED):
             without = self.made.unmarked
