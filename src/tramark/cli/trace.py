@@ -183,7 +183,7 @@ def trace_suspect(
                     vault,
                     progress=lambda step: progress.advance(task),
                     references=unmarked,
-                    suspected=suspected_at(target),
+                    suspected=None if "://" in target else suspected_at(target),
                     case=case,
                     **(options or {}),
                 )
@@ -192,7 +192,8 @@ def trace_suspect(
                     console.print(f"to go on later: --case {error.case}", highlight=False)
                 raise
         if report is not None:
-            described = suspected_at(target).words
+            assert verdict.case is not None
+            described = verdict.case.suspect.words
             bundle = None
             if verdict.false_accusation_bound is not None and verdict.transcript:
                 bundle = _exported(vault, verdict, described)
