@@ -28,11 +28,11 @@ from tramark.vault.store import Vault
 Verdicts = dict[str, Verdict]
 
 HEADLINES = {
-    "client": "This model was leaked by hospital-3.",
-    "second look": "This model was leaked by hospital-2.",
-    "nobody": "Nobody is accused: this model shows no client’s mark.",
-    "inconclusive": "It cannot be told who leaked this model.",
-    "no answers": "It cannot be told who leaked this model.",
+    "client": "This model carries the mark of hospital-3.",
+    "second look": "This model carries the mark of hospital-2.",
+    "nobody": "Nobody’s mark was found in this model.",
+    "inconclusive": "It cannot be told whether this model carries anybody’s mark.",
+    "no answers": "It cannot be told whether this model carries anybody’s mark.",
     "paper": "This model answers most like the model of hospital-3.",
 }
 
@@ -147,7 +147,7 @@ def test_nobody_of_many_clients_is_accused() -> None:
 def test_a_federation_of_one() -> None:
     keyring = ring(clients=["alone"])
     page = report_page(trace(leaked_by(keyring, "alone"), keyring), keyring, suspect="model.onnx")
-    assert "This model was leaked by alone." in page
+    assert "This model carries the mark of alone." in page
     assert 'class="band"' not in page
     assert "other" not in re.findall('<ul class="legend">(.*?)</ul>', page)[0]
 

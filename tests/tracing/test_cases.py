@@ -281,8 +281,8 @@ def framed(vaults: int, cases: int, bound: float, *, burning: bool) -> int:
     """The number of vaults in which any innocent is ever accused, if an adversary sees all that is shown.
 
     Some suspects are a client's model, faithful or damaged. After each conviction the evidence is exported: all that
-    was asked until then, and the leaker's answers. The others are the adversary's: models of nobody's that give the answers
-    that were disclosed of one client, and guess the rest. It chooses the client by what it saw.
+    was asked until then, and the leaker's answers. The others are the adversary's: models of nobody's that give the
+    answers that were disclosed of one client, and guess the rest. It chooses the client by what it saw.
     """
     rng, clients, classes, questions = np.random.default_rng(7), 4, 10, 40
     words = rng.integers(classes, size=(vaults, clients, questions))

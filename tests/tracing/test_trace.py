@@ -229,22 +229,6 @@ def test_an_interrupted_trace_goes_on_and_asks_nothing_twice() -> None:
     assert verdict.transcript == tuple(seen)
 
 
-def test_a_transcript_survives_json() -> None:
-    keyring = ring()
-    whole = trace(leaked_by(keyring, "client 5"), keyring)
-    suspect = leaked_by(keyring, "client 5")
-    transcript = json.loads(json.dumps(whole.transcript[:5]))
-    assert trace(suspect, keyring, transcript=transcript) == whole
-    assert len(suspect.asked) == whole.queries - 5
-
-
-@pytest.mark.parametrize("steps", [[Step(0, 0, 1), Step(0, 0, 1)], [Step(9999, 0, 1)], [Step(0, 99, 1)]])
-def test_a_transcript_of_something_else_is_refused(steps: list[Step]) -> None:
-    keyring = ring()
-    with pytest.raises(ValueError, match="with the same keyring"):
-        trace(leaked_by(keyring, "client 5"), keyring, transcript=steps)
-
-
 def test_batches_change_the_queries_and_nothing_else() -> None:
     keyring = ring()
     one, many = (trace(noisy(keyring, "client 5", 0.2, 3), keyring, batch=b) for b in (1, 7))
@@ -264,14 +248,6 @@ def test_answers_before_a_failure_are_kept() -> None:
     with pytest.raises(SuspectUnavailable) as failed:
         trace(Failing(), keyring, batch=5)
     assert failed.value.transcript == (Step(0, 0, 1), Step(1, 0, 2))
-
-
-def test_a_given_transcript_is_only_read() -> None:
-    keyring = ring()
-    given = list(trace(leaked_by(keyring, "client 5"), keyring, budget=3).transcript)
-    before = list(given)
-    assert trace(leaked_by(keyring, "client 5"), keyring, transcript=given).queries == 8
-    assert given == before
 
 
 def test_a_reference_that_fails_costs_no_answer_of_the_suspect() -> None:

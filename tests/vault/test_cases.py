@@ -88,15 +88,18 @@ def tracer(path: Path, acknowledged: Path) -> Iterator[int]:
     process = os.fork()
     if process == 0:
         try:
-            with Vault.open(path, readonly=True) as vault, acknowledged.open("ab", buffering=0) as tell:
-                with vault.cases.casework() as work:
-                    while True:
-                        case = opened(work)
-                        for answer in range(3):
-                            case = work.keep(work.sending(case, [(1, answer)]), [(1, answer, answer)])
-                            tell.write(f"{case.number} {answer + 1}\n".encode())
-                        work.mark_burned(case.number, {f"client {case.number}": [1]}, "the annex was exported")
-                        tell.write(f"{case.number} 4\n".encode())
+            with (
+                Vault.open(path, readonly=True) as vault,
+                acknowledged.open("ab", buffering=0) as tell,
+                vault.cases.casework() as work,
+            ):
+                while True:
+                    case = opened(work)
+                    for answer in range(3):
+                        case = work.keep(work.sending(case, [(1, answer)]), [(1, answer, answer)])
+                        tell.write(f"{case.number} {answer + 1}\n".encode())
+                    work.mark_burned(case.number, {f"client {case.number}": [1]}, "the annex was exported")
+                    tell.write(f"{case.number} 4\n".encode())
         finally:
             os._exit(1)
     try:
