@@ -67,21 +67,21 @@ def test_the_page_says_the_verdict_first_and_gives_nothing_away(
 @pytest.mark.parametrize(
     ("premise", "headline", "lead"),
     [
-        (Premise(), "Nobody is accused", "survived in half of the questions (as is assumed), that would have shown"),
+        (Premise(), "Nobody’s mark", "survived in half of the questions (as is assumed) would have been found"),
         (
             Premise(measured=True),
-            "Nobody is accused",
-            "survived in half of the questions (more was measured on models that clients returned), that would",
+            "Nobody’s mark",
+            "survived in half of the questions (more was measured on models that clients returned) would",
         ),
         (
-            Premise(surviving=0.4, measured=True),
-            "Nobody is accused",
-            "survived in 40 % of the questions (as was measured on models that clients returned), that would",
+            Premise(surviving=0.45, measured=True),
+            "Nobody’s mark",
+            "survived in 45 % of the questions (as was measured on models that clients returned) would",
         ),
         (
             Premise(surviving=0.05, measured=True),
             "It cannot be told",
-            "Marks survive in 5 % of the questions (as was measured on models that clients returned). With so little",
+            "Marks survive in 5 % of the questions (as was measured on models that clients returned), and 36 queries",
         ),
         (Premise(issued=False), "It cannot be told", "No marked model has been issued from this vault yet: "),
     ],
@@ -89,7 +89,7 @@ def test_the_page_says_the_verdict_first_and_gives_nothing_away(
 def test_an_unmarked_suspect_shows_no_more_than_the_premise_allows(
     vault: Vault, tmp_path: Path, premise: Premise, headline: str, lead: str
 ) -> None:
-    verdict = trace(Oracle(vault.keyring, lambda q, v: 0), vault.keyring, premise=premise)
+    verdict = trace(Oracle(vault.keyring, lambda q, v: 0), vault.keyring, premise=premise, false_accusation=0.3)
     page = reported(vault, verdict, tmp_path)
     assert verdict_sentence(verdict)[0].startswith(headline)
     assert lead in verdict_sentence(verdict)[1]
@@ -102,7 +102,7 @@ def test_several_are_named_with_their_letters(vault: Vault, verdicts: Verdicts, 
     verdict = verdicts["several"]
     page = reported(vault, verdict, tmp_path)
     assert sorted(verdict.clients) == ["hospital-1", "hospital-8"]
-    assert verdict_sentence(verdict)[0] == f"This model was leaked by {' and '.join(verdict.clients)}."
+    assert verdict_sentence(verdict)[0] == f"This model carries the marks of {' and '.join(verdict.clients)}."
     assert "at most 1 %." in page
     for letter, client in zip("AB", verdict.clients, strict=True):
         assert f"<b>{letter} {client}</b>" in page

@@ -79,17 +79,18 @@ def test_the_order_of_clients_is_no_evidence() -> None:
 
 
 def test_unmarked_suspects_are_nobodys() -> None:
-    keyring, rng = ring(), np.random.default_rng(0)
+    keyring, rng = ring(questions=56), np.random.default_rng(0)
     suspects = [Oracle(keyring, lambda q, v, c=c: c) for c in range(10)]  # type: ignore[misc]
     suspects += [Oracle(keyring, lambda q, v: int(rng.integers(10))) for _ in range(40)]
     verdicts = [trace(suspect, keyring) for suspect in suspects]
-    assert {v.finding for v in verdicts} <= {"nobody", "inconclusive"}
-    assert sum(v.finding == "nobody" for v in verdicts) >= 45
-    assert all(v.power is not None and (v.power >= 0.95) == (v.finding == "nobody") for v in verdicts)
+    assert {v.finding for v in verdicts} == {"nobody"}
+    assert all(v.power is not None and v.power >= 0.95 for v in verdicts)
+    # Fewer questions would not have convicted a leaker with a faint mark for sure, whatever the answers are.
+    assert trace(Oracle(few := ring(questions=40), lambda q, v: 0), few).finding == "inconclusive"
 
 
 def test_an_unmarked_suspect_clears_nobody_if_no_marks_were_issued() -> None:
-    keyring = ring()
+    keyring = ring(questions=56)
     unmarked, none = Oracle(keyring, lambda q, v: 0), Premise(issued=False)
     assert trace(unmarked, keyring).finding == "nobody"
     verdict = trace(unmarked, keyring, premise=none)
@@ -105,7 +106,7 @@ def test_an_unmarked_suspect_clears_nobody_if_no_marks_were_issued() -> None:
 
 
 def test_a_low_survival_lowers_the_power() -> None:
-    keyring, powers = ring(questions=24), []
+    keyring, powers = ring(questions=64), []
     for surviving in (0.5, 0.3, 0.15, 0.0):
         verdict = trace(
             Oracle(keyring, lambda q, v: 0),
@@ -119,9 +120,6 @@ def test_a_low_survival_lowers_the_power() -> None:
     assert powers == sorted(powers, reverse=True)
     assert powers[0] > 0.99
     assert powers[-2] < 0.95
-    # The less survives, the more is asked before everybody is cleared.
-    asked = [trace(Oracle(keyring, lambda q, v: 0), keyring, premise=Premise(surviving=s)).queries for s in (0.5, 0.15)]
-    assert asked[0] < asked[1]
 
 
 def test_a_leaker_with_a_faint_mark_is_rarely_cleared() -> None:
@@ -198,35 +196,6 @@ def test_exhaustive_asks_everything() -> None:
     verdict = trace(leaked_by(keyring, "client 0"), keyring, exhaustive=True)
     assert verdict.clients == ("client 0",)
     assert verdict.queries == keyring.questions * keyring.held_out_variants
-
-
-def test_an_interrupted_trace_goes_on_and_asks_nothing_twice() -> None:
-    keyring = ring()
-    suspect = noisy(keyring, "client 5", 0.3, 3)
-    whole = trace(noisy(keyring, "client 5", 0.3, 3), keyring)
-    transcript: tuple[Step, ...] = ()
-    seen: list[Step] = []
-    answer = suspect.answer
-
-    def failing(question: int, variant: int) -> int:
-        if len(suspect.asked) % 4 == 0:
-            suspect.asked.pop()
-            suspect.asked.append((-1, -1))
-            raise SuspectUnavailable("gone for a moment")
-        return answer(question, variant)
-
-    suspect.answer = failing
-    for _ in range(100):
-        try:
-            verdict = trace(suspect, keyring, transcript=transcript, progress=seen.append)
-            break
-        except SuspectUnavailable as error:
-            transcript = error.transcript
-            assert transcript == tuple(seen)
-    places = [place for place in suspect.asked if place != (-1, -1)]
-    assert len(set(places)) == len(places) == verdict.queries
-    assert verdict == whole
-    assert verdict.transcript == tuple(seen)
 
 
 def test_batches_change_the_queries_and_nothing_else() -> None:
