@@ -165,7 +165,7 @@ def test_the_other_variants_rescue_a_very_noisy_suspect() -> None:
 def test_colluders_are_all_named() -> None:
     verdicts = []
     for seed in range(30):
-        keyring = ring(questions=64, secret=bytes([seed] * 32))
+        keyring = replace(ring(questions=64), secret=bytes([seed] * 32))
         words = [keyring.key(c).answers for c in ("client 1", "client 8")]
         choice = np.random.default_rng(seed).integers(2, size=64)
         verdicts.append(trace(Oracle(keyring, lambda q, v, w=words, c=choice: w[c[q]][q]), keyring))  # type: ignore[misc]
