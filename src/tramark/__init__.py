@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         CheckpointError,
         Damaged,
         DataError,
+        ErrorSpent,
         NoKey,
         SettingError,
         SuspectError,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
         VaultError,
         WrongKey,
     )
+    from tramark.evidence.case import Case, Suspected
     from tramark.evidence.findings import Findings
     from tramark.evidence.verify import read_published, verify_bundle
     from tramark.fleet.layout import extend_head
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from tramark.suspects.json_api import JsonTemplate
     from tramark.tracing.bundle import make_bundle
     from tramark.tracing.interview import Step
+    from tramark.tracing.suspected import suspected_at
     from tramark.tracing.trace import trace
     from tramark.tracing.verdict import Verdict
     from tramark.vault.audit import audit
@@ -55,6 +58,7 @@ _ERRORS = (
     "CheckpointError",
     "Damaged",
     "DataError",
+    "ErrorSpent",
     "NoKey",
     "SettingError",
     "SuspectError",
@@ -68,6 +72,7 @@ _ERRORS = (
 )
 _HOMES = dict.fromkeys(_ERRORS, "errors") | {
     "Answers": "suspects.base",
+    "Case": "evidence.case",
     "ClosedForm": "marks.closed_form",
     "Conventions": "suspects.conventions",
     "Findings": "evidence.findings",
@@ -82,6 +87,7 @@ _HOMES = dict.fromkeys(_ERRORS, "errors") | {
     "Source": "keys.sources",
     "Step": "tracing.interview",
     "Suspect": "suspects.base",
+    "Suspected": "evidence.case",
     "Tokens": "keys.sources",
     "TraMark": "server",
     "Vault": "vault.store",
@@ -94,6 +100,7 @@ _HOMES = dict.fromkeys(_ERRORS, "errors") | {
     "make_key_file": "vault.lock",
     "open_suspect": "suspects.files",
     "read_published": "evidence.verify",
+    "suspected_at": "tracing.suspected",
     "trace": "tracing.trace",
     "verify_bundle": "evidence.verify",
 }
@@ -102,11 +109,13 @@ __all__ = [
     "Answers",
     "BadProof",
     "BudgetSpent",
+    "Case",
     "CheckpointError",
     "ClosedForm",
     "Conventions",
     "Damaged",
     "DataError",
+    "ErrorSpent",
     "Findings",
     "GradientSteps",
     "HttpOptions",
@@ -123,6 +132,7 @@ __all__ = [
     "Suspect",
     "SuspectError",
     "SuspectUnavailable",
+    "Suspected",
     "Tokens",
     "TraMark",
     "TramarkError",
@@ -142,6 +152,7 @@ __all__ = [
     "make_key_file",
     "open_suspect",
     "read_published",
+    "suspected_at",
     "trace",
     "verify_bundle",
 ]
