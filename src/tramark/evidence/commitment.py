@@ -20,6 +20,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from tramark.errors import BadProof
+from tramark.evidence.beacon import Beacon, from_plain
 from tramark.evidence.merkle import climb, leaf_hash
 
 
@@ -62,6 +63,9 @@ def _signed(purpose: str, message: bytes) -> bytes:
     return b"tramark " + purpose.encode() + b"\0" + message
 
 
+_LATER = ("beacon",)
+
+
 @dataclass(frozen=True)
 class Commitment:
     """A signed root: the keys of some clients, and the questions, as they were at a time.
@@ -69,7 +73,8 @@ class Commitment:
     The leaves of the top tree are `clients`, then `questions`. Both are (first, count): which clients in the order of
     joining, and which questions of the pool. Without leaves, the root is empty. `chosen` are the questions of the
     pool that are asked from then on, in their order. With code answers, a later commitment has either no questions,
-    or all those chosen, in that order, as they were retouched.
+    or all those chosen, in that order, as they were retouched. `beacon` is a public beacon's later round, whose value
+    is added to the answers.
     """
 
     vault: str
@@ -84,11 +89,12 @@ class Commitment:
     root: str
     public_key: str
     signature: str = ""
+    beacon: Beacon | None = None
 
     @property
     def body(self) -> bytes:
         """What is signed: everything but the signature."""
-        return canonical({name: value for name, value in asdict(self).items() if name != "signature"})
+        return canonical({name: value for name, value in self.to_dict().items() if name != "signature"})
 
     @property
     def digest(self) -> str:
@@ -108,7 +114,9 @@ class Commitment:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for publication."""
-        return json.loads(canonical(asdict(self)))  # type: ignore[no-any-return]
+        plain = asdict(self)
+        # Fields that early versions did not have are left out where they say nothing: signatures are over all others.
+        return json.loads(canonical({name: plain[name] for name in plain if name not in _LATER or plain[name]}))  # type: ignore[no-any-return]
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Self:
@@ -117,7 +125,8 @@ class Commitment:
             values = {name: natural(plain[name]) for name in ("number", "classes")}
             spans = {name: (natural(plain[name][0]), natural(plain[name][1])) for name in ("clients", "questions")}
             chosen = tuple(natural(question) for question in plain["chosen"])
-            found = cls(**{**plain, **values, **spans, "chosen": chosen})
+            beacon = from_plain(plain.get("beacon"))
+            found = cls(**{**plain, **values, **spans, "chosen": chosen, "beacon": beacon})
             if found.to_dict() != plain:
                 raise ValueError
             return found

@@ -215,7 +215,8 @@ def answers_of(keyring: "Keyring", client: str) -> Branch:
         key = keyring.key(client)
         first, values = key.questions[0], list(key.answers)
     else:
-        alone = replace(keyring, clients=(client,), departed=frozenset())
+        # What a beacon adds later is no part of what is committed to.
+        alone = replace(keyring, clients=(client,), departed=frozenset(), beacons=())
         first, values = 0, alone.codebook(range(keyring.pool))[0].tolist()
     salts = _salts(keyring, "answers", client, count=len(values))
     name = sha256(client.encode())
