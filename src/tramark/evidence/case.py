@@ -1,0 +1,198 @@
+"""The record of a case: one trace of one suspect with a vault, from before the first question to the verdict.
+
+Everything that the verdict rests on is fixed here when the case is opened: the suspect, how it is fed and read, the
+order of the questions, which of them no longer count for whom, the error that the case spends. Answers are added as
+they come, each with its time. The vault keeps the record (`vault.cases`); statements and annexes are made from it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Self
+
+from tramark.evidence.looks import Finding
+from tramark.evidence.premise import Premise
+
+RULE = "e-values 3"
+"""The rule by which answers are weighed, with the bound of docs/evidence.md."""
+
+HINTS = ("label answers", "paper")
+"""Rules without a bound: they spend no error, and there is no evidence to hand over."""
+
+
+class Asked(NamedTuple):
+    """One query and its answer: the question's number in the pool, its held-out variant, the label, and when (UTC)."""
+
+    question: int
+    variant: int
+    answer: int
+    time: str
+
+
+@dataclass(frozen=True)
+class Suspected:
+    """Who is suspected.
+
+    >>> Suspected("address", "https://example.org/v2/models/digits").remote
+    True
+
+    Parameters
+    ----------
+    kind : what it is. Whoever runs an "address" sees what is asked.
+    name : a file's or folder's name; a URL without password and query; the class of a module.
+    sha256 : of the file, of a folder's files, or the `state_digest` of a module. None for an address.
+    """
+
+    kind: Literal["file", "folder", "address", "module"]
+    name: str
+    sha256: str | None = None
+
+    @property
+    def remote(self) -> bool:
+        """Whether somebody else sees what it is asked."""
+        return self.kind == "address"
+
+    @property
+    def words(self) -> str:
+        """The suspect as reports name it."""
+        return self.name if self.sha256 is None else f"{self.name} (SHA-256 {self.sha256})"
+
+
+@dataclass(frozen=True)
+class Identical:
+    """A round in which a model was issued that the suspect equals bit by bit.
+
+    Parameters
+    ----------
+    clients : who got it. If `everybody` of that round did, it accuses nobody.
+    marked : whether it had a mark, as the log says; None if the log does not say it.
+    """
+
+    round: int
+    clients: tuple[str, ...]
+    everybody: bool
+    marked: bool | None
+
+
+@dataclass(frozen=True)
+class Closed:
+    """How a case ended.
+
+    Parameters
+    ----------
+    clients, by_company : who is accused; those of them whom the company look alone accuses.
+    not_cleared : if the finding is "nobody", clients of whom too few questions count to clear them.
+    power : if nobody is accused, how surely a leaker would have been; it depends on no codeword.
+    """
+
+    time: str
+    finding: Finding
+    clients: tuple[str, ...]
+    by_company: tuple[str, ...]
+    premise: Premise
+    not_cleared: tuple[str, ...] = ()
+    power: float | None = None
+
+
+@dataclass(frozen=True)
+class Case:
+    """One trace with a vault.
+
+    Parameters
+    ----------
+    number : 1, 2, … in this vault.
+    opened : when (ISO 8601, UTC).
+    conventions : all that says how the suspect is fed and read, as plain values without fractions.
+    false_accusation : the error that the case spends; zero for one of the `HINTS`.
+    spent : the error spent over the life of the vault, with this case's.
+    rule : how answers are weighed.
+    commitment, head : digest of the newest commitment, and the log's number of entries and last hash, at the opening.
+    clients, classes, variants : n, r, and the variants in which each question can be asked.
+    order : the questions in the order in which they are asked.
+    burned : by client, the questions that do not count for it, as of the opening; when a case goes on, questions that
+        it had not asked yet and that burned meanwhile are added.
+    asked : every query whose answer is kept, in the order of asking.
+    sent : queries that a remote suspect was sent and whose answers are not kept.
+    identical : models in the log that the suspect equals.
+    """
+
+    number: int
+    opened: str
+    suspect: Suspected
+    conventions: Mapping[str, Any]
+    false_accusation: float
+    spent: float
+    rule: str
+    commitment: str
+    head: tuple[int, str]
+    clients: int
+    classes: int
+    variants: int
+    order: tuple[int, ...]
+    burned: Mapping[str, tuple[int, ...]]
+    asked: tuple[Asked, ...] = ()
+    sent: tuple[tuple[int, int], ...] = ()
+    identical: tuple[Identical, ...] = ()
+    closed: Closed | None = None
+
+    @property
+    def questions(self) -> tuple[int, ...]:
+        """The questions that the suspect was asked, in any variant."""
+        return tuple(dict.fromkeys(query[0] for query in (*self.asked, *self.sent)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values without fractions, for canonical JSON."""
+        closed = self.closed
+        return {
+            **vars(self),
+            "suspect": dict(vars(self.suspect)),
+            "conventions": dict(self.conventions),
+            "false_accusation": repr(self.false_accusation),
+            "spent": repr(self.spent),
+            "head": list(self.head),
+            "order": list(self.order),
+            "burned": {client: list(questions) for client, questions in self.burned.items()},
+            "asked": [list(asked) for asked in self.asked],
+            "sent": [list(query) for query in self.sent],
+            "identical": [vars(one) | {"clients": list(one.clients)} for one in self.identical],
+            "closed": closed
+            and {
+                **vars(closed),
+                "clients": list(closed.clients),
+                "by_company": list(closed.by_company),
+                "not_cleared": list(closed.not_cleared),
+                "premise": closed.premise.to_dict(),
+                "power": None if closed.power is None else repr(closed.power),
+            },
+        }
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Self:
+        """The case that `to_dict` wrote."""
+        closed = plain["closed"]
+        return cls(
+            **{
+                **plain,
+                "suspect": Suspected(**plain["suspect"]),
+                "false_accusation": float(plain["false_accusation"]),
+                "spent": float(plain["spent"]),
+                "head": tuple(plain["head"]),
+                "order": tuple(plain["order"]),
+                "burned": {client: tuple(questions) for client, questions in plain["burned"].items()},
+                "asked": tuple(Asked(*asked) for asked in plain["asked"]),
+                "sent": tuple((question, variant) for question, variant in plain["sent"]),
+                "identical": tuple(
+                    Identical(**{**one, "clients": tuple(one["clients"])}) for one in plain["identical"]
+                ),
+                "closed": closed
+                and Closed(
+                    **{
+                        **closed,
+                        "clients": tuple(closed["clients"]),
+                        "by_company": tuple(closed["by_company"]),
+                        "not_cleared": tuple(closed["not_cleared"]),
+                        "premise": Premise.from_dict(closed["premise"]),
+                        "power": None if closed["power"] is None else float(closed["power"]),
+                    }
+                ),
+            }
+        )
