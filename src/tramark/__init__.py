@@ -24,8 +24,9 @@ if TYPE_CHECKING:
         VaultError,
         WrongKey,
     )
+    from tramark.evidence.bundle import verify_bundle
     from tramark.evidence.findings import Findings
-    from tramark.evidence.verify import read_published, verify_bundle
+    from tramark.evidence.published import read_published
     from tramark.fleet.layout import extend_head
     from tramark.keys.keyring import Key, Keyring
     from tramark.keys.pictures import LabelledImages, Patterns, WafflePatterns
@@ -93,9 +94,9 @@ _HOMES = dict.fromkeys(_ERRORS, "errors") | {
     "make_bundle": "tracing.bundle",
     "make_key_file": "vault.lock",
     "open_suspect": "suspects.files",
-    "read_published": "evidence.verify",
+    "read_published": "evidence.published",
     "trace": "tracing.trace",
-    "verify_bundle": "evidence.verify",
+    "verify_bundle": "evidence.bundle",
 }
 
 __all__ = [

@@ -62,10 +62,6 @@ class BadProof(TramarkError):  # noqa: N818
     """A signature, a chain of commitments or an opening that does not hold."""
 
 
-class Unproven(BadProof):
-    """Evidence that is in order, but does not prove what it claims to whoever checks it: the message says what lacks."""
-
-
 class Unreadable(BadProof):
     """A file that is no evidence, or of a version that is not known."""
 

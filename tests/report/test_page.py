@@ -10,9 +10,9 @@ from reports import CASES, SUSPECT, reported
 from torch import nn
 from traces import Oracle, hidden, leaked_by, ring
 
+from tramark.evidence.bundle import verify_bundle
 from tramark.evidence.commitment import canonical
 from tramark.evidence.premise import Premise
-from tramark.evidence.verify import verify_bundle
 from tramark.keys.keyring import Keyring
 from tramark.keys.pictures import Patterns, WafflePatterns
 from tramark.keys.sources import Tokens

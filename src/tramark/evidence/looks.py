@@ -154,14 +154,14 @@ class Company(Evidence):
     def _count(self, matched: NDArray[np.bool_]) -> None:
         super()._count(matched)
         total = int(matched.sum())
-        self._log_ratios[matched] += np.log(self._rates(max(0, total - 1)) * self.classes)
-        self._log_ratios[~matched] += np.log((1 - self._rates(total)) / (1 - 1 / self.classes))
+        self._log_ratios[matched] += np.log(self.rates(max(0, total - 1), len(matched)) * self.classes)
+        self._log_ratios[~matched] += np.log((1 - self.rates(total, len(matched))) / (1 - 1 / self.classes))
 
-    def _rates(self, others: int) -> Floats:
-        """The probability that a colluder matches if `others` do, for each kind of collusion."""
+    def rates(self, others: int, present: int) -> Floats:
+        """The probability that a colluder matches if `others` of the clients `present` do, by kind of collusion."""
         colluders, surviving = np.array(COLLUDING).T
         own = surviving / colluders
-        rest = (surviving - own) * self.classes * others / max(1, len(self.matches) - 1) + 1 - surviving
+        rest = (surviving - own) * self.classes * others / max(1, present - 1) + 1 - surviving
         return np.asarray((own + rest / self.classes) / (own + rest))
 
     def _now(self) -> Floats:

@@ -19,10 +19,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tramark import __version__
+from tramark.evidence.bundle import verify_bundle
 from tramark.evidence.commitment import canonical
-from tramark.evidence.findings import Findings, utc
+from tramark.evidence.findings import Findings
+from tramark.evidence.published import utc
 from tramark.evidence.statistics import NO_ANSWER
-from tramark.evidence.verify import verify_bundle
 from tramark.keys.keyring import Keyring
 from tramark.report.charts import BARS, chance_limit, evidence_chart, histogram, matches_chart
 from tramark.report.growth import LINES, growth

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from tramark.errors import BadProof, SettingError
+from tramark.evidence.bundle import FORMAT, RULE, verify_bundle
 from tramark.evidence.commitment import canonical
-from tramark.evidence.verify import FORMAT, RULE, verify_bundle
 from tramark.tracing.verdict import Verdict
 
 if TYPE_CHECKING:
