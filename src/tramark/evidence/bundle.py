@@ -146,7 +146,8 @@ def _weighed(plain: Mapping[str, Any], case: _Case, published: Sequence[Commitme
         exhaustive=True,
     )
     outcome, clients = conclude(looks, case.premise.surviving), list(case.opened)
-    if case.finding == "nobody" and (outcome.power is None or outcome.power < POWER):
+    power = max(look.power_by_matches(case.premise.surviving) for look in looks)
+    if case.finding == "nobody" and power < POWER:
         raise BadProof("the answers do not suffice to clear everybody, even if they match nobody's")
     reached = {clients[row] for row in outcome.accused}
     if innocent := [client for client in case.accused if client not in reached]:

@@ -137,7 +137,7 @@ class Case:
     @property
     def questions(self) -> tuple[int, ...]:
         """The questions that the suspect was asked, in any variant."""
-        return tuple(dict.fromkeys(query[0] for query in (*self.asked, *self.sent)))
+        return tuple(dict.fromkeys([*(one.question for one in self.asked), *(question for question, _ in self.sent)]))
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values without fractions, for canonical JSON."""

@@ -4,21 +4,24 @@ There are up to three looks at the same codewords, and each gets a share of the 
 through the answers to one variant of each question. The company look reads the same answers and counts who else could
 have given each of them: it finds colluders, who share the matches. The last takes the plurality of all variants of
 each question. A trace asks a suspect and weighs its answers; verification weighs what a bundle shows; both come to
-their result by `conclude`. The argument is in docs/evidence.md.
+their result by `conclude`.
+
+Until somebody is accused, what is asked, when the asking ends and whether everybody is cleared depend on the suspect's
+answers alone; after that, on the accused's codewords too. Nothing that is seen from outside tells anything of an
+innocent's codeword. The argument is in docs/evidence.md.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import bdtr, logsumexp
 
-from tramark.errors import SettingError
 from tramark.evidence.premise import FAINT
-from tramark.evidence.statistics import LOOKS, Floats, log_e_values, match_rate, p_values, plurality
+from tramark.evidence.statistics import LOOKS, Floats, conviction, match_rate, plurality
+from tramark.evidence.tally import NONE, Company, Evidence
 
 Query = tuple[int, int]
 """A question's number in the pool, and which of its held-out variants."""
@@ -26,146 +29,17 @@ Query = tuple[int, int]
 Finding = Literal["client", "several", "nobody", "inconclusive"]
 """What a trace can end with."""
 
-COLLUDING = tuple((colluders, surviving) for colluders in (2, 3, 5) for surviving in (0.99, 0.8))
-"""Kinds of collusion: how many colluders, and in what share of the questions a mark of theirs survives."""
-
 POWER = 0.95
-"""How surely a leaker must have been seen for "nobody"."""
+"""How surely a leaker must have been accused for "nobody"."""
+
+UNEXPLAINED = 0.25
+"""The share of the answers that are none of the accused's above which accomplices are looked for."""
+
+PROBE = 4
+"""Questions whose other variants are asked first: if they change no answer, the second look is left at that."""
 
 # JSON has no infinity, and evidence beyond 1e300 convinces nobody more.
 _MOST_LOG_E = 300 * math.log(10)
-
-
-class Evidence:
-    """The evidence against each of n clients, answer by answer.
-
-    >>> evidence = Evidence(clients=2, classes=10, false_accusation=0.01)
-    >>> for answer in [3, 1, 4, 1]:
-    ...     evidence.add(np.array([answer, 9]), answer)
-    >>> evidence.accused, evidence.matches.tolist()
-    ([0], [4, 0])
-
-    Parameters
-    ----------
-    clients, classes : n and r.
-    rows : how many of the n are looked at, if not all: the evidence against one client can be checked without the
-        others' codewords.
-    false_accusation : ε, the bound on the probability that anybody innocent is ever accused.
-    share : the share of that bound, if this is one of several looks at the same codewords; shares must add up to one.
-    """
-
-    def __init__(
-        self,
-        clients: int,
-        classes: int,
-        *,
-        false_accusation: float,
-        share: float = 1.0,
-        rows: int | None = None,
-    ) -> None:
-        if not 0 < false_accusation < 1:
-            raise SettingError(f"a false-accusation bound of {false_accusation}: it is a probability, such as 1e-6")
-        self.classes = classes
-        self.share = share
-        self.answered = 0
-        self.matches: NDArray[np.int32] = np.zeros(rows or clients, dtype=np.int32)
-        self._needed = math.log(clients / false_accusation)
-        # The expected number of innocents who ever reach it is below one.
-        self._suspicious = math.log(clients)
-        self._at_accusation: dict[int, float] = {}
-
-    def add(self, expected: NDArray[Any], answer: int) -> None:
-        """Count one more answer: `expected` are the clients' own answers to the question.
-
-        No answer, or a label that no codeword holds, says nothing about anybody and is left out for all.
-        """
-        if not 0 <= answer < self.classes:
-            return
-        self.answered += 1
-        self._count(expected == answer)
-        log_e = self._now()
-        for client in np.flatnonzero(log_e >= self._needed).tolist():
-            self._at_accusation.setdefault(client, float(log_e[client]))
-
-    @property
-    def accused(self) -> list[int]:
-        """The clients that ever reached n/ε, in the order of reaching it. An accusation is final."""
-        return list(self._at_accusation)
-
-    @property
-    def settled(self) -> bool:
-        """Whether somebody is accused, and nobody else looks like an accomplice."""
-        if not self._at_accusation:
-            return False
-        suspicious = self._now() >= self._suspicious
-        return int(suspicious.sum()) <= int(suspicious[self.accused].sum())
-
-    def log_e(self) -> Floats:
-        """Everybody's log e-value, scaled by the share; for the accused, as it stood when they were accused."""
-        log_e = self._now()
-        log_e[self.accused] = list(self._at_accusation.values())
-        return log_e
-
-    def p(self) -> Floats:
-        """Everybody's binomial p-value."""
-        return np.asarray(p_values(self.answered, self.classes)[self.matches])
-
-    def power(self, surviving: float = FAINT) -> float:
-        """The probability that a leaker whose mark survives in this share of the questions would show.
-
-        One minus the largest p-value, over the clients, of the hypothesis that this client leaked; p-values are
-        divided by the look's share of the error.
-        """
-        most = int(self.matches.max())
-        missed = float(bdtr(most, self.answered, match_rate(surviving, self.classes)))
-        return max(0.0, 1 - missed / self.share)
-
-    def _count(self, matched: NDArray[np.bool_]) -> None:
-        self.matches += matched
-
-    def _now(self) -> Floats:
-        return np.asarray(log_e_values(self.answered, self.classes)[self.matches] + math.log(self.share))
-
-
-class Company(Evidence):
-    """The evidence against each of n clients who may have colluded, from everybody's codewords.
-
-    An answer that is no other client's is stronger evidence than one that many share. With c colluders whose marks
-    survive in a share s of the questions, an answer is this colluder's own with probability s/c, another's with s -
-    s/c, else random. If it is also the answer of o of the n - 1 others, the odds of these three cases are
-
-        s/c  :  (s - s/c) · r · o / (n-1)  :  1 - s ,
-
-    and the client matches for sure in the first case, with probability 1/r in the others. An innocent's symbol is
-    uniform whatever the others' symbols are, so the factor's mean is one again.
-
-    >>> company = Company(clients=3, classes=10, false_accusation=0.01)
-    >>> for _ in range(4):
-    ...     company.add(np.array([3, 9, 9]), 3)
-    ...     company.add(np.array([3, 9, 9]), 9)
-    >>> company.log_e().round(1)
-    array([6.2, 2.2, 2.2])
-    """
-
-    def __init__(self, clients: int, classes: int, *, false_accusation: float, share: float = 1.0) -> None:
-        super().__init__(clients, classes, false_accusation=false_accusation, share=share)
-        self._log_ratios = np.zeros((clients, len(COLLUDING)))
-
-    def _count(self, matched: NDArray[np.bool_]) -> None:
-        super()._count(matched)
-        total = int(matched.sum())
-        self._log_ratios[matched] += np.log(self.rates(max(0, total - 1), len(matched)) * self.classes)
-        self._log_ratios[~matched] += np.log((1 - self.rates(total, len(matched))) / (1 - 1 / self.classes))
-
-    def rates(self, others: int, present: int) -> Floats:
-        """The probability that a colluder matches if `others` of the clients `present` do, by kind of collusion."""
-        colluders, surviving = np.array(COLLUDING).T
-        own = surviving / colluders
-        rest = (surviving - own) * self.classes * others / max(1, present - 1) + 1 - surviving
-        return np.asarray((own + rest / self.classes) / (own + rest))
-
-    def _now(self) -> Floats:
-        return np.asarray(logsumexp(self._log_ratios, axis=1) - math.log(len(COLLUDING) / self.share))
 
 
 def weigh(
@@ -177,7 +51,7 @@ def weigh(
     clients: int,
     classes: int,
     false_accusation: float,
-    surviving: float = FAINT,
+    burned: Mapping[int, NDArray[np.intp]] | None = None,
     exhaustive: bool = False,
 ) -> list[Evidence]:
     """The looks at a suspect's answers that are needed, in order; the first is the one client by client.
@@ -195,37 +69,56 @@ def weigh(
         codewords.
     codewords : the n `clients`' answers to the `questions`, rows × questions. With fewer rows than n there is
         no company look.
-    surviving : the share of the questions in which a leaker's mark survives. When a leaker with such a mark would have
-        shown, no more is asked.
+    burned : by question, the rows for which it does not count.
     exhaustive : ask everything, even when the result is clear.
     """
     single, plural = (
         Evidence(clients, classes, false_accusation=false_accusation, share=share, rows=len(codewords))
         for share in (LOOKS.single, LOOKS.plural)
     )
-    looks, first = [single], []
+    burned = burned or {}
+    first: list[int] = []
     for column, answer in enumerate(answers([(question, 0) for question in questions])):
         first.append(answer)
-        single.add(codewords[:, column], answer)
-        if single.settled and not exhaustive:
+        single.add(codewords[:, column], answer, burned.get(questions[column], NONE))
+        if not exhaustive and _explained(single, codewords, first):
             break
+    looks = [single]
     if len(codewords) == clients and (exhaustive or not single.accused):
         company = Company(clients, classes, false_accusation=false_accusation, share=LOOKS.company)
         for column, answer in enumerate(first):
-            company.add(codewords[:, column], answer)
+            company.add(codewords[:, column], answer, burned.get(questions[column], NONE))
         looks.append(company)
-    clear = any(look.accused for look in looks) or single.power(surviving) >= POWER
-    if len(first) < len(questions) or variants == 1 or (clear and not exhaustive):
+    # Whom the company look accuses depends on everybody's codewords, so it does not decide what is asked.
+    if len(first) < len(questions) or variants == 1 or (single.accused and not exhaustive):
         return looks
     looks.append(plural)
+    changed, said = False, []
     for column, question in enumerate(questions):
+        if column == PROBE and not changed and not exhaustive:
+            break
         others = list(answers([(question, variant) for variant in range(1, variants)]))
         if len(others) < variants - 1:
             break
-        plural.add(codewords[:, column], plurality([first[column], *others]))
-        if plural.settled and not exhaustive:
+        changed = changed or set(others) != {first[column]}
+        said.append(plurality([first[column], *others]))
+        plural.add(codewords[:, column], said[-1], burned.get(question, NONE))
+        if not exhaustive and _explained(plural, codewords, said):
             break
     return looks
+
+
+def _explained(look: Evidence, codewords: NDArray[Any], answers: Sequence[int]) -> bool:
+    """Whether somebody is accused, and the accused's own answers leave little to be explained by accomplices.
+
+    It looks at the codewords of the accused and at nobody else's.
+    """
+    if not look.accused:
+        return False
+    given = np.array(answers)
+    own = (codewords[look.accused, : len(given)] == given).any(axis=0)
+    usable = (given >= 0) & (given < look.classes)
+    return int((usable & ~own).sum()) <= UNEXPLAINED * int(usable.sum())
 
 
 @dataclass(frozen=True)
@@ -236,7 +129,8 @@ class Outcome:
     ----------
     accused : everybody whom a look accuses, in order.
     by_company : those of them whom the company look alone accuses.
-    power : if nobody is accused, how surely a leaker would show whose mark survives in a given share of the questions.
+    power : if nobody is accused, how surely a leaker would be whose mark survives in a given share of the questions.
+        Clients of whom too few questions count do not lower it: they are `not_cleared`.
     e_values : everybody's largest e-value; 1e300 at most.
     shown : the look whose matches and p-values are shown.
     """
@@ -244,6 +138,7 @@ class Outcome:
     accused: tuple[int, ...]
     by_company: tuple[int, ...]
     power: float | None
+    not_cleared: tuple[int, ...]
     e_values: Floats
     shown: Evidence
 
@@ -266,14 +161,40 @@ def conclude(looks: Sequence[Evidence], surviving: float = FAINT) -> Outcome:
     accused = tuple(dict.fromkeys(row for look in looks for row in look.accused))
     alone = {row for look in looks if not isinstance(look, Company) for row in look.accused}
     log_e = np.maximum.reduce([look.log_e() for look in looks])
+    power, not_cleared = (None, ()) if accused else _power(looks, surviving)
     return Outcome(
         accused=accused,
         by_company=tuple(row for row in accused if row not in alone),
-        power=None if accused else max(look.power(surviving) for look in looks),
+        power=power,
+        not_cleared=not_cleared,
         e_values=np.exp(np.minimum(log_e, _MOST_LOG_E)),
         # The look that accuses most clients; among equals the one with most answers, and the last of those.
         shown=max(reversed(looks), key=lambda look: (len(look.accused), look.answered)),
     )
+
+
+def _power(looks: Sequence[Evidence], surviving: float) -> tuple[float, tuple[int, ...]]:
+    """How surely a leaker would have been accused, and the rows of those for whom that is not sure enough.
+
+    It is the probability of a conviction within the answers that count for the client, before any is compared with a
+    codeword. So it tells nothing of codewords.
+    """
+    by_client = np.zeros(len(looks[0].matches))
+    for look in looks:
+        if not isinstance(look, Company):
+            reached = conviction(
+                look.answered,
+                look.clients,
+                look.classes,
+                rate=match_rate(surviving, look.classes),
+                false_accusation=look.false_accusation,
+                share=look.share,
+            )
+            by_client = np.maximum(by_client, np.append(0.0, reached)[look.counted])
+    sure = by_client >= POWER
+    if not sure.any():
+        return float(by_client.max()), ()
+    return float(by_client[sure].min()), tuple(np.flatnonzero(~sure).tolist())
 
 
 def finding_of(accused: int, *, cleared: bool) -> Finding:

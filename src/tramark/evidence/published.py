@@ -60,8 +60,8 @@ def federation(links: Sequence[Commitment], published: Sequence[Commitment] | No
 
 
 def check_order(links: Sequence[Commitment], *times: str) -> None:
-    """Raise `BadProof` unless the commitments' times, and then these, are in order."""
-    moments = [time_of(time) for time in (*(link.time for link in links), *times)]
+    """Raise `BadProof` unless the commitments' times, and then these, are in order, to the second."""
+    moments = [time_of(time).replace(microsecond=0) for time in (*(link.time for link in links), *times)]
     if any(later < earlier for earlier, later in pairwise(moments)):
         raise BadProof("its times are out of order: nothing can be older than the commitments that it rests on")
 

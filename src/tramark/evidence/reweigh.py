@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tramark.evidence.looks import COLLUDING, Company, Evidence, Query
+from tramark.evidence.looks import Query
 from tramark.evidence.statistics import LOOKS, NO_ANSWER, plurality
+from tramark.evidence.tally import COLLUDING, Company, Evidence
 
 
 class Weighed(NamedTuple):

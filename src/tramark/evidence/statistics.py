@@ -41,7 +41,7 @@ class Shares(NamedTuple):
     company: float
     """If that accuses nobody: at the same answers, and at who else could have given them."""
     plural: float
-    """If nothing is clear yet: at the pluralities over all variants of each question."""
+    """If that accuses nobody, and variants change answers: at the pluralities over all variants of each question."""
 
 
 LOOKS = Shares(0.7, 0.2, 0.1)
@@ -108,17 +108,27 @@ def plurality(answers: Sequence[int]) -> int:
     return given.most_common(1)[0][0] if given else NO_ANSWER
 
 
-def matches_needed(answered: int, clients: int, classes: int, *, false_accusation: float = 1e-6) -> int:
-    """The least number of matches that convicts in a trace's first look; `answered` + 1 if none does.
+def matches_needed(
+    answered: int, clients: int, classes: int, *, false_accusation: float = 1e-6, share: float = LOOKS.single
+) -> int:
+    """The least number of matches that convicts in a look with that share of the error; `answered` + 1 if none does.
 
     >>> matches_needed(8, 10, 10), matches_needed(24, 10, 10), matches_needed(24, 1000, 10)
     (8, 15, 17)
     """
-    needed = math.log(clients / (LOOKS.single * false_accusation))
+    needed = math.log(clients / (share * false_accusation))
     return int(np.searchsorted(log_e_values(answered, classes), needed))
 
 
-def conviction(questions: int, clients: int, classes: int, *, rate: float, false_accusation: float = 1e-6) -> Floats:
+def conviction(
+    questions: int,
+    clients: int,
+    classes: int,
+    *,
+    rate: float,
+    false_accusation: float = 1e-6,
+    share: float = LOOKS.single,
+) -> Floats:
     """P(a leaker is convicted by the 1st, 2nd … answer), if each is its own with probability `rate`.
 
     Exact: the distribution of the matches is carried from answer to answer, without the part that is convicted already.
@@ -129,11 +139,11 @@ def conviction(questions: int, clients: int, classes: int, *, rate: float, false
     running, convicted, reached = np.ones(1), 0.0, []
     for answered in range(1, questions + 1):
         running = np.append(running * (1 - rate), 0.0) + np.append(0.0, running * rate)
-        needed = matches_needed(answered, clients, classes, false_accusation=false_accusation)
+        needed = matches_needed(answered, clients, classes, false_accusation=false_accusation, share=share)
         convicted += running[needed:].sum()
         running[needed:] = 0
         reached.append(convicted)
-    return np.minimum(reached, 1.0)
+    return np.minimum(np.array(reached), 1.0)
 
 
 def queries_needed(

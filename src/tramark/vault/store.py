@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tramark.errors import NoKey, SettingError, VaultError
 from tramark.evidence import commitment as commitments
 from tramark.evidence.commitment import Commitment, canonical
+from tramark.evidence.dsse import Envelope
 from tramark.evidence.premise import Premise
 from tramark.vault import commit
 from tramark.vault.audit import problems
@@ -280,6 +281,15 @@ class Vault:
         if purpose == "commitment":
             raise SettingError("commitments are signed by the vault itself")
         return commitments.sign(self._signing_key(), purpose, message)
+
+    def signed(self, envelope: Envelope) -> Envelope:
+        """An envelope with the vault's signature."""
+        return envelope.signed(self._signing_key())
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the vault was made by a simulation, whose secret comes from its seed."""
+        return bool(next(self.log()).get("simulated", False))
 
     def rotate(self, *, passphrase: str | None = None, key_file: str | Path | None = None) -> None:
         """Lock the vault with another passphrase or key file; nothing sealed is rewritten.
