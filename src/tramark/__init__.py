@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         SuspectUnavailable,
         TramarkError,
         UnknownClientError,
+        Unreadable,
         UpdateError,
         VaultBusy,
         VaultError,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from tramark.evidence.bundle import verify_bundle
     from tramark.evidence.findings import Findings
     from tramark.evidence.published import read_published
+    from tramark.evidence.verify import Known, verify_statement
     from tramark.fleet.layout import extend_head
     from tramark.keys.keyring import Key, Keyring
     from tramark.keys.pictures import LabelledImages, Patterns, WafflePatterns
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     from tramark.suspects.files import open_suspect
     from tramark.suspects.http import HttpOptions
     from tramark.suspects.json_api import JsonTemplate
-    from tramark.tracing.bundle import make_bundle
+    from tramark.tracing.handover import hand_over, make_statement
     from tramark.tracing.interview import Step
     from tramark.tracing.trace import trace
     from tramark.tracing.verdict import Verdict
@@ -62,6 +64,7 @@ _ERRORS = (
     "SuspectUnavailable",
     "TramarkError",
     "UnknownClientError",
+    "Unreadable",
     "UpdateError",
     "VaultBusy",
     "VaultError",
@@ -77,6 +80,7 @@ _HOMES = dict.fromkeys(_ERRORS, "errors") | {
     "JsonTemplate": "suspects.json_api",
     "Key": "keys.keyring",
     "Keyring": "keys.keyring",
+    "Known": "evidence.verify",
     "LabelledImages": "keys.pictures",
     "Patterns": "keys.pictures",
     "RoundReport": "marks.rounds",
@@ -91,12 +95,14 @@ _HOMES = dict.fromkeys(_ERRORS, "errors") | {
     "WafflePatterns": "keys.pictures",
     "audit": "vault.audit",
     "extend_head": "fleet.layout",
-    "make_bundle": "tracing.bundle",
+    "hand_over": "tracing.handover",
     "make_key_file": "vault.lock",
+    "make_statement": "tracing.handover",
     "open_suspect": "suspects.files",
     "read_published": "evidence.published",
     "trace": "tracing.trace",
     "verify_bundle": "evidence.bundle",
+    "verify_statement": "evidence.verify",
 }
 
 __all__ = [
@@ -114,6 +120,7 @@ __all__ = [
     "JsonTemplate",
     "Key",
     "Keyring",
+    "Known",
     "LabelledImages",
     "NoKey",
     "Patterns",
@@ -128,6 +135,7 @@ __all__ = [
     "TraMark",
     "TramarkError",
     "UnknownClientError",
+    "Unreadable",
     "UpdateError",
     "Vault",
     "VaultBusy",
@@ -139,12 +147,14 @@ __all__ = [
     "__version__",
     "audit",
     "extend_head",
-    "make_bundle",
+    "hand_over",
     "make_key_file",
+    "make_statement",
     "open_suspect",
     "read_published",
     "trace",
     "verify_bundle",
+    "verify_statement",
 ]
 
 

@@ -19,7 +19,7 @@ from tramark.keys.sources import Tokens
 from tramark.report.page import report_page, write_report
 from tramark.report.words import verdict_sentence
 from tramark.suspects.png import png
-from tramark.tracing.bundle import make_bundle
+from bundles import make_bundle
 from tramark.tracing.interview import Step
 from tramark.tracing.trace import trace
 from tramark.tracing.verdict import Verdict

@@ -7,7 +7,7 @@ from traces import Oracle, in_company, leaked_by
 
 from tramark.keys.keyring import Keyring
 from tramark.report.page import write_report
-from tramark.tracing.bundle import make_bundle
+from bundles import make_bundle
 from tramark.tracing.trace import trace
 from tramark.tracing.verdict import Verdict
 from tramark.vault.store import Vault

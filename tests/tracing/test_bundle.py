@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bundles import make_bundle
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from traces import Oracle, case, hidden, in_company, leaked_by, resigned, ring, vault_of
 
@@ -21,7 +22,6 @@ from tramark.evidence.premise import Premise
 from tramark.evidence.published import read_published
 from tramark.evidence.statistics import NO_ANSWER
 from tramark.keys.sources import Tokens, Vectors
-from tramark.tracing.bundle import make_bundle
 from tramark.tracing.trace import trace
 from tramark.vault.commit import commit
 

@@ -51,7 +51,7 @@ def alone(
         for question, answer in said.items():
             if question in own:
                 look.add(np.array([own[question]]), answer)
-                log_e = max(log_e, float(look.log_e()[0]))
+                log_e = max(log_e, float(look.now()[0]))
         best = max(best, Weighed(log_e, int(look.matches[0]), look.answered), key=lambda weighed: weighed.log_e)
     return best
 

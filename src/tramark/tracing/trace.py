@@ -94,7 +94,6 @@ def _by_evidence(interview: Interview, false_accusation: float, exhaustive: bool
         clients=len(keyring.clients),
         classes=keyring.classes,
         false_accusation=false_accusation,
-        surviving=surviving,
         exhaustive=exhaustive,
     )
     outcome, transcript = conclude(looks, surviving), interview.transcript
