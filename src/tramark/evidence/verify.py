@@ -256,7 +256,9 @@ def _by_chance(client: str, annex: Annex, known: Known, times: Mapping[int, date
     """Whether a beacon that the reader knows drew a client's answers after the questions were settled, provably."""
     link = anchor_of(annex.links, annex.joined[client])
     stamp = times.get(link.number)
-    if link.beacon is None or stamp is None or stamp >= time_of(link.beacon.time):
+    if link.beacon is None or stamp is None:
+        return False
+    if not stamp < time_of(link.beacon.time) <= time_of(annex.case.opened):
         return False
     return annex.beacons.get(link.number) in known.beacons
 

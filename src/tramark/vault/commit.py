@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from tramark.errors import Damaged, SettingError
+from tramark.evidence.beacon import Beacon
 from tramark.evidence.commitment import (
     Commitment,
     answer_leaf,
@@ -87,11 +88,13 @@ def commit(
     time: str,
     after: Commitment | None = None,
     retouched: bool = False,
+    beacon: Beacon | None = None,
 ) -> tuple[Commitment, list[bytes]]:
     """A signed commitment to a keyring, and the leaves of its top tree, from which it is opened.
 
     After an earlier commitment, `after`, it covers the clients that joined since, and the questions that were chosen.
-    With `retouched`, the chosen questions were also retouched since, and are committed to again.
+    With `retouched`, the chosen questions were also retouched since, and are committed to again. `beacon` names the
+    round of a public beacon whose value will be added to the answers.
     """
     first = sum(after.clients) if after else 0
     clients = keyring.clients[first:]
@@ -115,6 +118,7 @@ def commit(
         chosen=keyring.chosen,
         root=MerkleTree(leaves).root.hex() if leaves else "",
         public_key=key.public_key().public_bytes_raw().hex(),
+        beacon=beacon,
     )
     return replace(unsigned, signature=sign(key, "commitment", unsigned.body)), leaves
 

@@ -20,12 +20,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from tramark.errors import NoKey, SettingError, VaultError
 from tramark.evidence import commitment as commitments
+from tramark.evidence.beacon import Beacon, beacon_key
 from tramark.evidence.commitment import Commitment, canonical
 from tramark.evidence.dsse import Envelope
 from tramark.evidence.premise import Premise
 from tramark.vault import commit
 from tramark.vault.audit import problems
-from tramark.vault.changes import changes
+from tramark.vault.changes import beacons_after, changes
 from tramark.vault.files import sync_directory
 from tramark.vault.lock import find_key
 from tramark.vault.log import Entry, issued, read_entries
@@ -164,27 +165,48 @@ class Vault:
         """The keyring as plain values, for when its questions' images must be found first. Secret."""
         return json.loads(self.storage.get(KEYRING))  # type: ignore[no-any-return]
 
-    def save_keyring(self, keyring: "Keyring", blobs: Mapping[str, bytes] | None = None) -> None:
+    def save_keyring(
+        self, keyring: "Keyring", blobs: Mapping[str, bytes] | None = None, *, beacon: Beacon | None = None
+    ) -> None:
         """Keep a keyring in which clients joined or left, or questions of the pool were chosen or retouched.
 
         The log says what changed, and new clients or other questions get a further signed commitment. `blobs` are put
-        with it, all or nothing.
+        with it, all or nothing. If the commitment names a `beacon`, answers wait until its value is revealed.
         """
         blobs = dict(blobs or {})
         with self.storage.mutex:
             old, new = self.sealed_keyring, json.loads(canonical(keyring.to_dict()))
             committed, noted, retouched = changes(old, new)
+            if beacons := beacons_after(old, new, committed, named=beacon is not None):
+                new["beacons"] = beacons
             if committed or noted:
                 blobs[KEYRING] = canonical(new)
             if committed:
                 chain = self.storage.chain()
                 added = commit.commit(
-                    keyring, self._signing_key(), vault=self.id, time=now(), after=chain[-1][0], retouched=retouched
+                    keyring,
+                    self._signing_key(),
+                    vault=self.id,
+                    time=now(),
+                    after=chain[-1][0],
+                    retouched=retouched,
+                    beacon=beacon,
                 )
                 blobs[COMMITMENTS] = commit.chain_text([*chain, added])
                 committed = [event | {"commitment": added[0].digest} for event in committed]
             if blobs:
                 self.storage.commit([*committed, *noted], blobs, publish=bool(committed))
+
+    def reveal(self, value: bytes) -> None:
+        """Add the value of the beacon that the last commitment with one names to the answers that wait for it."""
+        with self.storage.mutex:
+            plain, links = self.sealed_keyring, [link for link in self.commitments if link.beacon]
+            waiting = [entry for entry in plain.get("beacons", []) if not entry[1]]
+            if not waiting:
+                raise VaultError("no answers wait for the value of a beacon")
+            waiting[-1][1] = beacon_key(value, links[-1].digest).hex()
+            revealed = {"event": "beacon-revealed", "commitment": links[-1].digest, "value": value.hex()}
+            self.storage.commit([revealed], {KEYRING: canonical(plain)})
 
     def save(self, keyring: "Keyring", state: Mapping[str, Any], report: Mapping[str, Any] | None = None) -> None:
         """Keep a server's keyring, its `state_dict()` and its last round's report, all or nothing."""
