@@ -177,8 +177,8 @@ class Vault:
         with self.storage.mutex:
             old, new = self.sealed_keyring, json.loads(canonical(keyring.to_dict()))
             committed, noted, retouched = changes(old, new)
-            if beacons := beacons_after(old, new, committed, named=beacon is not None):
-                new["beacons"] = beacons
+            beacons = beacons_after(old, new, committed, named=beacon is not None)
+            new = {name: new[name] for name in new if name != "beacons"} | ({"beacons": beacons} if beacons else {})
             if committed or noted:
                 blobs[KEYRING] = canonical(new)
             if committed:
