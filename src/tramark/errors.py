@@ -42,12 +42,13 @@ class DataError(TramarkError, ValueError):
 class SuspectError(TramarkError):
     """A suspect that cannot be asked, or cannot be believed.
 
-    `answers` are those that the suspect gave to the failed call, if any. `transcript` is set by `trace`: every query
-    so far (a tuple of `Step`), with which a later trace goes on.
+    `answers` are those that the suspect gave to the failed call, if any. `trace` sets `transcript`: every query so far
+    (a tuple of `Step`); and `case`: the number of the case, which a later trace goes on with.
     """
 
     answers: Any = None
     transcript: tuple[Any, ...] = ()
+    case: int | None = None
 
 
 class SuspectUnavailable(SuspectError):  # noqa: N818
@@ -84,6 +85,10 @@ class VaultBusy(VaultError):  # noqa: N818
 
 class Damaged(VaultError):  # noqa: N818
     """A file of the vault is missing or is not what a holder of the key wrote."""
+
+
+class ErrorSpent(VaultError):  # noqa: N818
+    """A trace that would spend more error than the vault's limit allows over its life."""
 
 
 class UnsupportedSystem(VaultError, ImportError):  # noqa: N818

@@ -7,7 +7,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from tramark.errors import BudgetSpent, SettingError, SuspectError
+from tramark.errors import BudgetSpent, SuspectError
 from tramark.evidence.looks import Query
 from tramark.keys.keyring import Keyring
 from tramark.suspects.base import Suspect
@@ -31,7 +31,8 @@ class Interview:
     budget : the most queries to spend, those of `transcript` included; None for no limit.
     batch : how many questions to ask at a time.
     progress : called with each new step.
-    transcript : the steps of an earlier interview with the same keyring. It is only read.
+    sending, keep : called with the queries that are about to be sent, and with the steps when the answers have come.
+    transcript : the steps of the same interview before it was interrupted. It is only read.
     """
 
     def __init__(
@@ -42,24 +43,19 @@ class Interview:
         budget: int | None = None,
         batch: int = 1,
         progress: Callable[[Step], None] | None = None,
+        sending: Callable[[Sequence[Query]], None] | None = None,
+        keep: Callable[[Sequence[Step]], None] | None = None,
         transcript: Sequence[Step] = (),
     ) -> None:
         self.suspect = ModuleSuspect(suspect, keyring.source.prepare) if isinstance(suspect, nn.Module) else suspect
         self.keyring = keyring
         self.budget = math.inf if budget is None else budget
         self.batch = batch
-        self.progress = progress
+        self.progress, self.sending, self.keep = progress, sending, keep
         self._rendered: dict[Query, Tensor] = {}
         self._known: dict[Query, int] = {}
         for question, variant, answer in transcript:
-            self._known.setdefault((question, variant), answer)
-        questions = range(len(keyring.clients)) if keyring.assignment == "label" else set(keyring.chosen)
-        variants = range(keyring.held_out_variants)
-        if len(self._known) < len(transcript) or not all(q in questions and v in variants for q, v in self._known):
-            raise SettingError(
-                "the transcript repeats a query, or has one that this keyring does not have: use the transcript of an "
-                "earlier trace with the same keyring, as it was written"
-            )
+            self._known[question, variant] = answer
 
     @property
     def transcript(self) -> tuple[Step, ...]:
@@ -96,6 +92,8 @@ class Interview:
         if not queries:
             return
         self._rendered |= {query: self.keyring.asked(*query) for query in queries if query not in self._rendered}
+        if self.sending is not None:
+            self.sending(queries)
         try:
             labels = self.suspect.ask(torch.stack([self._rendered[query] for query in queries])).labels
         except SuspectError as error:
@@ -113,7 +111,10 @@ class Interview:
 
     def _note(self, queries: Sequence[Query], labels: Sequence[int]) -> None:
         # A suspect that fails may have answered only the first few.
-        for query, label in zip(queries, labels, strict=False):
-            self._known[query] = label
+        steps = [Step(*query, label) for query, label in zip(queries, labels, strict=False)]
+        if self.keep is not None and steps:
+            self.keep(steps)
+        for step in steps:
+            self._known[step[:2]] = step.answer
             if self.progress is not None:
-                self.progress(Step(*query, label))
+                self.progress(step)

@@ -1,33 +1,37 @@
-"""Trace: ask a suspect until it is clear who leaked it, that nobody did, or that it cannot be told.
+"""Trace: ask a suspect until it is clear whose mark it carries, that nobody's is found, or that it cannot be told.
 
-With code answers, the questions are asked in the keyring's order, first one held-out variant of each. If that neither
-convicts anybody, alone or in company, nor clears everybody, the other variants follow, and each question counts once,
-by the plurality of its answers. What is asked next never depends on a codeword; only when to stop does. The bound
-rests on that (docs/evidence.md). `labels` has the rules without a bound.
+With code answers, the questions are asked in a fixed order, first one held-out variant of each. If that accuses
+nobody, the other variants of a few questions follow, and of all questions if they change any answer; each question
+counts once, by the plurality of its answers. Until somebody is accused, what is asked, and for how long, depends on no
+codeword (docs/evidence.md). `labels` has the rules without a bound. A trace with a vault is a case of that vault
+(`casework`); a trace with a keyring alone leaves no record and no evidence.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
 from torch import nn
 
 from tramark.errors import SettingError, SuspectError
+from tramark.evidence.case import HINTS, RULE, Suspected
 from tramark.evidence.looks import conclude, weigh
 from tramark.evidence.premise import ASSUMED, Premise
 from tramark.keys.keyring import Keyring
 from tramark.suspects.base import Suspect
-from tramark.tracing.codebook import codebook_of
+from tramark.tracing.casework import Record, begin
+from tramark.tracing.codebook import burned_rows, codebook_of
 from tramark.tracing.interview import Interview, Step
 from tramark.tracing.labels import by_accuracy, by_rank
 from tramark.tracing.verdict import Verdict
+from tramark.vault.store import Vault
 
 Rule = Literal["default", "paper"]
 
 
 def trace(
     suspect: nn.Module | Suspect,
-    keyring: Keyring,
+    keys: Keyring | Vault,
     *,
     false_accusation: float = 1e-6,
     budget: int | None = None,
@@ -35,30 +39,33 @@ def trace(
     exhaustive: bool = False,
     batch: int = 1,
     progress: Callable[[Step], None] | None = None,
-    transcript: Sequence[Step] = (),
     references: Sequence[nn.Module | Suspect] = (),
-    premise: Premise = ASSUMED,
+    premise: Premise | None = None,
+    suspected: Suspected | None = None,
+    case: int | None = None,
 ) -> Verdict:
-    """Ask a suspect and say who leaked it.
+    """Ask a suspect and say whose mark it carries.
 
-    >>> ring = Keyring.generate(clients=["alice", "bob"], classes=10, input_shape=(1, 8, 8))
-    >>> trace(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), ring).clients    # nothing to do with either
+    >>> ring = Keyring.generate(clients=["alice", "bob"], classes=10, input_shape=(8,))
+    >>> trace(nn.Linear(8, 10), ring).clients    # nothing to do with either
     ()
 
     Parameters
     ----------
     suspect : a module, which is fed what the keyring's source prepares, or anything that answers raw questions.
+    keys : a vault, in which the trace becomes a case; or a keyring, for a verdict without record and evidence.
     false_accusation : bound on the probability of accusing anybody innocent, over the whole federation.
-    budget : the most queries to spend, those of `transcript` included.
+    budget : the most queries to spend, those of an interrupted case included.
     rule : "paper" for the arg-max of the clients' accuracies, which always accuses somebody and has no bound.
     exhaustive : ask every question in every variant, to find accomplices whose share in the suspect is small.
     batch : how many questions to ask at a time. All of them count as queries, also those asked beyond the verdict.
     progress : called with each new query.
-    transcript : an earlier trace's queries, which are not asked again. If the suspect fails, the `SuspectError` that
-        ends the trace has all queries so far as `error.transcript`.
     references : for label answers, models of the same task known to be unmarked; 19 of them or more.
-    premise : what is known of the marks that were issued: `vault.premise()`. Without it, it is assumed that marks were
-        issued, and that a leaker's survives in half of the questions.
+    premise : what is known of the marks that were issued. By default what the vault knows; without one, it is assumed
+        that marks were issued, and that a leaker's survives in half of the questions.
+    suspected : what to record of the suspect, such as `suspected_at("model.onnx")`; by default the URL of a server, or
+        the digest of a module. Say "address" as the kind of whatever lets somebody else see the questions.
+    case : the number of an interrupted case, which goes on. The suspect and how it is fed and read must be the same.
     """
     if budget is not None and budget < 1:
         raise SettingError(f"a budget of {budget} queries: at least one is needed")
@@ -68,32 +75,75 @@ def trace(
         raise SettingError(f"a false-accusation bound of {false_accusation}: it is a probability, such as 1e-6")
     if rule not in ("default", "paper"):
         raise SettingError(f"unknown rule {rule!r}: use 'default' or 'paper'")
-    interview = Interview(suspect, keyring, budget=budget, batch=batch, progress=progress, transcript=transcript)
-    try:
-        if rule == "paper":
-            verdict = by_accuracy(interview)
-        elif keyring.assignment == "label":
-            verdict = by_rank(interview, references)
-        else:
-            verdict = _by_evidence(interview, false_accusation, exhaustive, premise.surviving)
-    except SuspectError as error:
-        error.transcript = interview.transcript
-        raise
-    # A suspect without a mark clears nobody if no model ever had one.
-    blind = verdict.finding == "nobody" and not premise.issued
-    return replace(verdict, premise=premise, finding="inconclusive" if blind else verdict.finding)
+
+    def judged(keyring: Keyring, premise: Premise, record: Record | None = None) -> Verdict:
+        interview = Interview(
+            suspect,
+            keyring,
+            budget=budget,
+            batch=batch,
+            progress=progress,
+            sending=record and record.sending,
+            keep=record and record.keep,
+            transcript=[Step(*asked[:3]) for asked in record.case.asked] if record else (),
+        )
+        order, burned = (record.case.order, record.case.burned) if record else (keyring.chosen, {})
+        try:
+            if rule == "paper":
+                verdict = by_accuracy(interview)
+            elif keyring.assignment == "label":
+                verdict = by_rank(interview, references)
+            else:
+                verdict = _by_evidence(interview, order, burned, false_accusation, exhaustive, premise.surviving)
+        except SuspectError as error:
+            error.transcript, error.case = interview.transcript, record.case.number if record else None
+            raise
+        # A suspect without a mark clears nobody if no model ever had one.
+        blind = verdict.finding == "nobody" and not premise.issued
+        return replace(verdict, premise=premise, finding="inconclusive" if blind else verdict.finding)
+
+    if isinstance(keys, Keyring):
+        if case is not None:
+            raise SettingError(f"case {case} is a vault's: a keyring alone has no cases")
+        return judged(keys, premise or ASSUMED)
+    keyring = keys.keyring
+    # A rule that cannot work must not open a case.
+    if keyring.assignment == "label" and rule == "default" and not references:
+        by_rank(Interview(suspect, keyring), references)
+    named = "paper" if rule == "paper" else "label answers" if keyring.assignment == "label" else RULE
+    assert named in (RULE, *HINTS)
+    with keys.cases.casework() as work:
+        record = begin(
+            keys,
+            work,
+            suspect,
+            number=case,
+            rule=named,
+            false_accusation=false_accusation,
+            suspected=suspected,
+        )
+        verdict = judged(keyring, premise or keys.premise(), record)
+        return replace(verdict, case=record.close(verdict))
 
 
-def _by_evidence(interview: Interview, false_accusation: float, exhaustive: bool, surviving: float) -> Verdict:
+def _by_evidence(
+    interview: Interview,
+    order: Sequence[int],
+    burned: Mapping[str, Sequence[int]],
+    false_accusation: float,
+    exhaustive: bool,
+    surviving: float,
+) -> Verdict:
     keyring = interview.keyring
     looks = weigh(
         interview.answers,
-        codebook_of(keyring),
-        keyring.chosen,
+        codebook_of(keyring, order),
+        order,
         variants=keyring.held_out_variants,
         clients=len(keyring.clients),
         classes=keyring.classes,
         false_accusation=false_accusation,
+        burned=burned_rows(keyring, burned),
         exhaustive=exhaustive,
     )
     outcome, transcript = conclude(looks, surviving), interview.transcript
@@ -112,4 +162,5 @@ def _by_evidence(interview: Interview, false_accusation: float, exhaustive: bool
         power=outcome.power,
         transcript=transcript,
         by_company=tuple(keyring.clients[i] for i in outcome.by_company),
+        not_cleared=tuple(keyring.clients[i] for i in outcome.not_cleared),
     )

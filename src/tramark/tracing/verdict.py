@@ -1,8 +1,9 @@
-"""The verdict: what a trace found, and the evidence for it."""
+"""The verdict: what a trace found, and the evidence for it. It is for the auditor: it has everybody's figures."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from tramark.evidence.case import Case
 from tramark.evidence.looks import Finding
 from tramark.evidence.premise import ASSUMED, Premise
 from tramark.tracing.interview import Step
@@ -10,7 +11,7 @@ from tramark.tracing.interview import Step
 
 @dataclass(frozen=True)
 class Verdict:
-    """Who leaked the suspect, or that nobody did, and the evidence for it.
+    """Whose mark the suspect carries, or that nobody's was found, and the evidence for it.
 
     Parameters
     ----------
@@ -19,10 +20,12 @@ class Verdict:
     e_values : everybody's evidence; at n / bound a client is accused. For the accused, as it stood then.
     p_values : P(an innocent matches as often), as if the number of answers had been fixed beforehand.
     matches, answered : everybody's matches among the questions that got an answer.
-    power : if nobody is accused, how surely a leaker would show whose mark survives as the premise has it.
+    power : if nobody is accused, how surely a leaker would be whose mark survives as the premise has it.
     transcript : every query, in the order of asking.
     by_company : clients accused by the company look alone. To show their guilt takes everybody's codewords.
     premise : what was known, or assumed, of the marks that were issued.
+    not_cleared : if the finding is "nobody", clients of whom too many questions are burned to clear them.
+    case : the record in the vault; None for a trace with a keyring alone.
     """
 
     finding: Finding
@@ -37,6 +40,8 @@ class Verdict:
     transcript: tuple[Step, ...] = field(repr=False)
     by_company: tuple[str, ...] = ()
     premise: Premise = ASSUMED
+    not_cleared: tuple[str, ...] = ()
+    case: Case | None = field(default=None, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
         """The main results as plain values."""
@@ -49,4 +54,8 @@ class Verdict:
             "p_values": self.p_values,
             "power": self.power,
             "premise": asdict(self.premise),
+            "not_cleared": list(self.not_cleared),
+            "case": None if self.case is None else self.case.number,
+            "spent": None if self.case is None else self.case.spent,
+            "identical": [] if self.case is None else [asdict(one) for one in self.case.identical],
         }

@@ -12,7 +12,7 @@ from pathlib import Path
 from tramark.errors import BadProof, Damaged, VaultError
 from tramark.evidence.commitment import verify_chain
 from tramark.vault.commit import public_text, read_chain
-from tramark.vault.head import GENESIS, HEAD, HEADER, LOCK, LOG, PUBLIC, SEALED, Head
+from tramark.vault.head import CASES_LOCK, COMMIT_LOCK, GENESIS, HEAD, HEADER, LOCK, LOG, PUBLIC, SEALED, Head
 from tramark.vault.lock import read_header
 from tramark.vault.log import entry_of, line_hash, read_lines
 from tramark.vault.storage import COMMITMENTS, SEALED_FILE, Storage
@@ -117,7 +117,7 @@ def _commitment_problems(storage: Storage, head: Head) -> Iterator[str]:
 
 
 def _strangers(path: Path) -> Iterator[str]:
-    known = {HEADER, HEAD, LOG, PUBLIC, LOCK, SEALED}
+    known = {HEADER, HEAD, LOG, PUBLIC, LOCK, CASES_LOCK, COMMIT_LOCK, SEALED}
     known |= {name + ".tmp" for name in known}
     strangers = [name for name in os.listdir(path) if name not in known]
     if (path / SEALED).is_dir():

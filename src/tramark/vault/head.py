@@ -18,6 +18,8 @@ HEADER, HEAD, LOG, PUBLIC, LOCK, SEALED = (
     "lock",
     "sealed",
 )
+CASES_LOCK, COMMIT_LOCK = "cases.lock", "commit.lock"
+"""Locks that are made when they are first needed: of whoever writes cases, and of each commit while it lasts."""
 
 GENESIS = "0" * 64
 """Stands for the hash of the entry before the first."""

@@ -184,20 +184,26 @@ def read_header(path: Path) -> dict[str, Any]:
 
 
 class WriterLock:
-    """The right to write to the vault at `path`. The operating system takes it back however the process ends."""
+    """The right to write to the vault at `path`. The operating system takes it back however the process ends.
 
-    def __init__(self, path: Path) -> None:
+    `name` is the lock's file. If somebody else has the lock, `busy` says so in the error; without it, one waits.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        name: str = LOCK,
+        busy: str | None = "another process is writing to the vault {path}: wait for it, or open it read-only",
+    ) -> None:
         try:
-            descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+            descriptor = os.open(path / name, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise VaultError(f"the vault {path} cannot be written: {error.strerror}") from None
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy else 0))
         except BlockingIOError:
             os.close(descriptor)
-            raise VaultBusy(
-                f"another process is writing to the vault {path}: wait for it, or open it read-only"
-            ) from None
+            raise VaultBusy((busy or "").format(path=path)) from None
         self._descriptor: int | None = descriptor
         _HELD.add(self)
 

@@ -11,6 +11,7 @@ import re
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +20,18 @@ from typing import Self
 from tramark.errors import Damaged, VaultError
 from tramark.vault.commit import Chain, public_text, read_chain
 from tramark.vault.files import replace_file, sync_directory, write_new
-from tramark.vault.head import HEAD, HEADER, LOG, PUBLIC, SEALED, Head, Pending, sealed_label
+from tramark.vault.head import (
+    CASES_LOCK,
+    COMMIT_LOCK,
+    HEAD,
+    HEADER,
+    LOG,
+    PUBLIC,
+    SEALED,
+    Head,
+    Pending,
+    sealed_label,
+)
 from tramark.vault.lock import KeySource, WriterLock, find_key, read_header, unwrap, wrap
 from tramark.vault.log import Entry, chained, line_hash
 from tramark.vault.seal import seal, unseal
@@ -73,9 +85,10 @@ class Storage:
         key = unwrap(header, source)
         storage = cls(path, key, header["id"], None if readonly else WriterLock(path))
         try:
-            head = storage.head()
+            storage.head()
             if not readonly:
-                storage._finish(head)
+                with storage._alone():
+                    storage._finish(storage.head())
         except BaseException:
             storage.close()
             raise
@@ -86,6 +99,20 @@ class Storage:
         self._key = None
         if self._lock is not None:
             self._lock.release()
+
+    def for_cases(self) -> Self:
+        """The same directory, open for writing cases: by one process at a time, beside the vault's writer."""
+        busy = "another trace with the vault {path} is going on: wait for it"
+        return type(self)(self.path, self._opened(), self.id, WriterLock(self.path, CASES_LOCK, busy))
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """While it lasts, nobody else commits: the vault's writer and the writer of cases take turns."""
+        lock = WriterLock(self.path, COMMIT_LOCK, busy=None)
+        try:
+            yield
+        finally:
+            lock.release()
 
     @property
     def state(self) -> str:
@@ -130,7 +157,7 @@ class Storage:
 
     def commit(self, entries: Sequence[Entry], blobs: Mapping[str, bytes], *, publish: bool = False) -> None:
         """Append entries to the log and seal blobs, all or nothing; `publish` says that the commitments changed."""
-        with self.mutex:
+        with self.mutex, self._alone():
             key = self._writable()
             head = self.head()
             if head.pending:

@@ -26,6 +26,7 @@ from tramark.evidence.dsse import Envelope
 from tramark.evidence.premise import Premise
 from tramark.vault import commit
 from tramark.vault.audit import problems
+from tramark.vault.cases import BOOK, Cases, is_case
 from tramark.vault.changes import beacons_after, changes
 from tramark.vault.files import sync_directory
 from tramark.vault.lock import find_key
@@ -160,6 +161,10 @@ class Vault:
             self._keyring = version, Keyring.from_dict(self.sealed_keyring, images=self._images)
         return self._keyring[1]
 
+    def use_images(self, images: "tuple[Tensor, Tensor]") -> None:
+        """Give the images and labels of which the questions are made, if they come from an image set."""
+        self._images, self._keyring = images, None
+
     @property
     def sealed_keyring(self) -> dict[str, Any]:
         """The keyring as plain values, for when its questions' images must be found first. Secret."""
@@ -273,7 +278,13 @@ class Vault:
     @property
     def names(self) -> tuple[str, ...]:
         """The names under which something was put."""
-        return tuple(sorted(set(self.storage.head().sealed) - {KEYRING, SIGNING, COMMITMENTS}))
+        own = {KEYRING, SIGNING, COMMITMENTS, BOOK}
+        return tuple(sorted(name for name in set(self.storage.head().sealed) - own if not is_case(name)))
+
+    @property
+    def cases(self) -> Cases:
+        """All traces with this vault, what they spend of the error, and which questions are burned."""
+        return Cases(self.storage)
 
     def log(self) -> Iterator[Entry]:
         """All entries, oldest first. A log that is not what was written raises `Damaged`."""
@@ -335,5 +346,5 @@ class Vault:
 
 
 def _check_name(name: str) -> None:
-    if not NAME.fullmatch(name) or name in (KEYRING, SIGNING, COMMITMENTS):
+    if not NAME.fullmatch(name) or name in (KEYRING, SIGNING, COMMITMENTS, BOOK) or is_case(name):
         raise VaultError(f"nothing can be put under {name!r}: use a-z, 0-9, - and _, and no name of the vault's own")

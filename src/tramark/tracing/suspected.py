@@ -1,0 +1,93 @@
+"""Who is suspected, and how it is fed and read, as a case records it; and whether it is a model that was issued."""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from torch import nn
+
+from tramark.evidence.case import Identical, Suspected
+from tramark.fleet.travels import frozen_part
+from tramark.suspects.base import Suspect
+from tramark.suspects.http import HttpSuspect
+from tramark.suspects.module import ModuleSuspect
+from tramark.vault.commit import state_digest
+from tramark.vault.log import Entry
+
+_SECRET = {"prepare", "headers"}
+"""Fields that are not recorded: a function, and what may hold a token."""
+
+
+def suspected_at(target: str | Path) -> Suspected:
+    """The suspect at a path or URL. A URL loses its password and its query, which may hold a token."""
+    if "://" in str(target):
+        parts = urlsplit(str(target))
+        return Suspected("address", f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}")
+    path = Path(target)
+    if path.is_file():
+        return Suspected("file", path.name, _file_digest(path))
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    lines = "".join(f"{_file_digest(file)}  {file.relative_to(path).as_posix()}\n" for file in files)
+    return Suspected("folder", path.name, hashlib.sha256(lines.encode()).hexdigest())
+
+
+def suspected_of(suspect: nn.Module | Suspect) -> Suspected:
+    """A suspect of which nothing else is known. Whether two of a kind that we do not know are the same is not told."""
+    if isinstance(suspect, HttpSuspect):
+        return suspected_at(suspect.client.url)
+    module = _module(suspect)
+    if module is None:
+        return Suspected("module", type(suspect).__name__)
+    return Suspected("module", type(module).__name__, state_digest(module.state_dict()))
+
+
+def conventions_of(suspect: nn.Module | Suspect) -> dict[str, Any]:
+    """How a suspect is asked and read, as plain values without fractions; no token among them."""
+    named = {name: getattr(suspect, name) for name in ("conventions", "template") if hasattr(suspect, name)}
+    return {"adapter": type(suspect).__name__, **{name: _plain(value) for name, value in named.items()}}
+
+
+def as_issued(suspect: nn.Module | Suspect, entries: Iterable[Entry]) -> tuple[Identical, ...]:
+    """The rounds of a vault's log in which the suspect was issued, bit by bit as it is."""
+    module = _module(suspect)
+    if module is None:
+        return ()
+    state, frozen = module.state_dict(), frozen_part(module)
+    # A server may have sent all of a model, or only the part that is trained.
+    parts = [state, {name: value for name, value in state.items() if name not in frozen}]
+    digests = {state_digest(part) for part in parts if part}
+    rounds: dict[int, list[Entry]] = {}
+    for entry in entries:
+        if entry["event"] == "issued":
+            rounds.setdefault(entry["round"], []).append(entry)
+    found = []
+    for number, issued in rounds.items():
+        same = [entry for entry in issued if entry["model"] in digests]
+        if same:
+            clients = tuple(dict.fromkeys(entry["client"] for entry in same))
+            found.append(Identical(number, clients, len(same) == len(issued) > 1, same[0].get("marked")))
+    return tuple(found)
+
+
+def _module(suspect: nn.Module | Suspect) -> nn.Module | None:
+    if isinstance(suspect, ModuleSuspect):
+        return suspect.module
+    return suspect if isinstance(suspect, nn.Module) else None
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return {one.name: _plain(getattr(value, one.name)) for one in fields(value) if one.name not in _SECRET}
+    if isinstance(value, Mapping):
+        return {str(name): _plain(inner) for name, inner in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(inner) for inner in value]
+    return repr(value) if isinstance(value, float) else value
