@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from bundles import make_bundle
 from reports import CASES, SUSPECT, reported
 from torch import nn
 from traces import Oracle, hidden, leaked_by, ring
@@ -19,7 +20,6 @@ from tramark.keys.sources import Tokens
 from tramark.report.page import report_page, write_report
 from tramark.report.words import verdict_sentence
 from tramark.suspects.png import png
-from bundles import make_bundle
 from tramark.tracing.interview import Step
 from tramark.tracing.trace import trace
 from tramark.tracing.verdict import Verdict

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from bundles import make_bundle
 from traces import Oracle, in_company, leaked_by
 
 from tramark.keys.keyring import Keyring
 from tramark.report.page import write_report
-from bundles import make_bundle
 from tramark.tracing.trace import trace
 from tramark.tracing.verdict import Verdict
 from tramark.vault.store import Vault

@@ -11,7 +11,7 @@ import base64
 import json
 from collections.abc import Mapping, Sequence
 from itertools import chain, islice
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -25,6 +25,9 @@ from tramark.evidence.commitment import Commitment, canonical, natural
 from tramark.evidence.looks import Query, finding_of
 from tramark.evidence.published import choice_of, made_by, time_of
 from tramark.evidence.statistics import NO_ANSWER
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 
 FORMAT = "tramark annex 1"
 SEALED = b"tramark annex 1 encrypted\n"
@@ -43,6 +46,8 @@ class Annex(NamedTuple):
     known : the suspect's answers by question and variant.
     accused, company : answers by client and question, as opened: of the accused, and of others for the company look.
     joined : by client, the number of the commitment with which it joined.
+    beacons : the values of beacons by the number of the commitment that names them.
+    dtype, shape, inputs : the inputs that were asked, as little-endian numbers in row-major order.
     """
 
     case: Case
@@ -52,6 +57,9 @@ class Annex(NamedTuple):
     company: Mapping[str, Mapping[int, int]]
     joined: Mapping[str, int]
     beacons: Mapping[int, bytes]
+    dtype: str
+    shape: tuple[int, ...]
+    inputs: Mapping[Query, bytes]
 
 
 def encrypted(annex: bytes, key: X25519PublicKey) -> bytes:
@@ -59,12 +67,12 @@ def encrypted(annex: bytes, key: X25519PublicKey) -> bytes:
     return SEALED + _SUITE.encrypt(annex, key, SEALED)
 
 
-def decrypted(text: bytes, key: X25519PrivateKey | None) -> bytes:
+def decrypted(text: bytes, key: "PrivateKeyTypes | None") -> bytes:
     """The annex in a file, whether it is encrypted or not."""
     if not text.startswith(SEALED):
         return text
-    if key is None:
-        raise SettingError("the annex is encrypted: give the private key to which it was")
+    if not isinstance(key, X25519PrivateKey):
+        raise SettingError("the annex is encrypted: give the X25519 private key to which it was")
     try:
         return _SUITE.decrypt(text[len(SEALED) :], key, SEALED)
     except (InvalidTag, ValueError):
@@ -100,7 +108,7 @@ def _checked(plain: dict[str, Any]) -> Annex:
         raise BadProof("what was asked is not what the rule says: the questions in order, then their other variants")
     if not known or any(type(answer) is not int or answer < NO_ANSWER for answer in known.values()):
         raise ValueError
-    _check_inputs(plain, case, links)
+    inputs = _checked_inputs(plain, case, links)
     beacons = {int(number): bytes.fromhex(value) for number, value in plain["beacons"].items()}
     accused, company = ({proof["client"]: proof for proof in plain[name]} for name in ("answers", "company"))
     if len(accused) + len(company) < len(plain["answers"]) + len(plain["company"]) or accused.keys() & company.keys():
@@ -123,6 +131,9 @@ def _checked(plain: dict[str, Any]) -> Annex:
         {client: opened[client] for client in company},
         {client: natural(proof["commitment"]) for client, proof in proofs.items()},
         beacons,
+        plain["input"]["dtype"],
+        tuple(plain["input"]["shape"]),
+        inputs,
     )
 
 
@@ -175,8 +186,8 @@ def _plan(case: Case) -> "chain[Query]":
     return chain(((question, 0) for question in case.order), again)
 
 
-def _check_inputs(plain: Mapping[str, Any], case: Case, links: Sequence[Commitment]) -> None:
-    """Raise `BadProof` unless the inputs that were asked are those of the commitment that has them."""
+def _checked_inputs(plain: Mapping[str, Any], case: Case, links: Sequence[Commitment]) -> dict[Query, bytes]:
+    """The inputs that were asked; `BadProof` unless they are those of the commitment that has them."""
     proof, (dtype, shape) = plain["questions"], (plain["input"]["dtype"], plain["input"]["shape"])
     committed = commitments.verify_questions(proof, links)
     firsts = {part["first"] for part in proof["questions"]}
@@ -186,12 +197,14 @@ def _check_inputs(plain: Mapping[str, Any], case: Case, links: Sequence[Commitme
     if plain["input"].keys() != {"dtype", "shape"} or len(plain["inputs"]) != len(case.asked):
         raise ValueError
     [held_out] = firsts
-    digests = {}
+    digests, inputs = {}, {}
     for one, text in zip(case.asked, plain["inputs"], strict=True):
         data = base64.b64decode(text, validate=True)
         if base64.b64encode(data).decode() != text:
             raise ValueError
         digest = commitments.array_digest(dtype, [natural(length) for length in shape], data)
         digests[one.question, held_out + one.variant] = digest
+        inputs[one.question, one.variant] = data
     if digests != committed:
         raise BadProof("the inputs that were asked are not those that were committed to")
+    return inputs

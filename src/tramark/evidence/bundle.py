@@ -50,6 +50,11 @@ _IN_COMPANY = ", if it counts who else was to give each answer"
 _MOST_VARIANTS = 2**16
 
 
+def is_bundle(text: bytes) -> bool:
+    """Whether a file says that it is a bundle."""
+    return b'"format":"tramark evidence' in text
+
+
 def verify_bundle(
     bundle: Mapping[str, Any] | bytes,
     *,

@@ -20,10 +20,11 @@ from tramark.evidence.annex import FORMAT, encrypted, read_annex
 from tramark.evidence.case import RULE, Case
 from tramark.evidence.commitment import canonical
 from tramark.evidence.dsse import Envelope
+from tramark.evidence.findings import Findings
 from tramark.evidence.looks import Query
 from tramark.evidence.reweigh import in_company, others_of
 from tramark.evidence.statement import envelope_of, statement_of
-from tramark.evidence.verify import verify_statement
+from tramark.evidence.verify import Known, verify_statement
 from tramark.vault import commit
 
 if TYPE_CHECKING:
@@ -52,6 +53,11 @@ def make_statement(vault: "Vault", case: Case) -> Envelope:
     except BadProof as error:
         raise SettingError(f"this case does not follow from this vault: {error}") from None
     return signed
+
+
+def findings_of(vault: "Vault", case: Case, statement: Envelope) -> Findings:
+    """What the statement proves to whoever has the annex and the vault's published commitments, for a report."""
+    return verify_statement(statement.text(), make_annex(vault, case), Known(published=vault.commitments))
 
 
 def opened_by(annex: bytes) -> Disclosed:
