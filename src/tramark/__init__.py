@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         CheckpointError,
         Damaged,
         DataError,
+        ErrorSpent,
         NoKey,
         SettingError,
         SuspectError,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
         WrongKey,
     )
     from tramark.evidence.bundle import verify_bundle
+    from tramark.evidence.case import Case, Suspected
     from tramark.evidence.findings import Findings
     from tramark.evidence.published import read_published
     from tramark.evidence.verify import Known, verify_statement
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from tramark.suspects.json_api import JsonTemplate
     from tramark.tracing.handover import hand_over, make_statement
     from tramark.tracing.interview import Step
+    from tramark.tracing.suspected import suspected_at
     from tramark.tracing.trace import trace
     from tramark.tracing.verdict import Verdict
     from tramark.vault.audit import audit
@@ -58,6 +61,7 @@ _ERRORS = (
     "CheckpointError",
     "Damaged",
     "DataError",
+    "ErrorSpent",
     "NoKey",
     "SettingError",
     "SuspectError",
@@ -72,6 +76,7 @@ _ERRORS = (
 )
 _HOMES = dict.fromkeys(_ERRORS, "errors") | {
     "Answers": "suspects.base",
+    "Case": "evidence.case",
     "ClosedForm": "marks.closed_form",
     "Conventions": "suspects.conventions",
     "Findings": "evidence.findings",
@@ -87,6 +92,7 @@ _HOMES = dict.fromkeys(_ERRORS, "errors") | {
     "Source": "keys.sources",
     "Step": "tracing.interview",
     "Suspect": "suspects.base",
+    "Suspected": "evidence.case",
     "Tokens": "keys.sources",
     "TraMark": "server",
     "Vault": "vault.store",
@@ -100,6 +106,7 @@ _HOMES = dict.fromkeys(_ERRORS, "errors") | {
     "make_statement": "tracing.handover",
     "open_suspect": "suspects.files",
     "read_published": "evidence.published",
+    "suspected_at": "tracing.suspected",
     "trace": "tracing.trace",
     "verify_bundle": "evidence.bundle",
     "verify_statement": "evidence.verify",
@@ -109,11 +116,13 @@ __all__ = [
     "Answers",
     "BadProof",
     "BudgetSpent",
+    "Case",
     "CheckpointError",
     "ClosedForm",
     "Conventions",
     "Damaged",
     "DataError",
+    "ErrorSpent",
     "Findings",
     "GradientSteps",
     "HttpOptions",
@@ -131,6 +140,7 @@ __all__ = [
     "Suspect",
     "SuspectError",
     "SuspectUnavailable",
+    "Suspected",
     "Tokens",
     "TraMark",
     "TramarkError",
@@ -152,6 +162,7 @@ __all__ = [
     "make_statement",
     "open_suspect",
     "read_published",
+    "suspected_at",
     "trace",
     "verify_bundle",
     "verify_statement",

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from tramark.evidence.looks import Company
 from tramark.evidence.statistics import LOOKS
+from tramark.evidence.tally import Company
 from tramark.report.growth import growth
 from tramark.tracing.verdict import Verdict
 from tramark.vault.store import Vault

@@ -62,7 +62,7 @@ def said(statement: bytes) -> dict[str, Any]:
 
 
 def resigned(vault: Vault, statement: dict[str, Any], annex: dict[str, Any] | None = None) -> tuple[bytes, bytes]:
-    """What the holder of the vault's key could make of a statement and, with its digest in the statement, of an annex."""
+    """A statement signed with the vault's key, and the annex that it names."""
     text = b"" if annex is None else canonical(annex)
     if annex is not None:
         statement["predicate"]["annex"]["sha256"] = hashlib.sha256(text).hexdigest()

@@ -32,7 +32,7 @@ EXIT = {"client": 0, "several": 0, "nobody": NOBODY, "inconclusive": INCONCLUSIV
 EXIT_CODES = {
     0: "a client is named",
     MISTAKE: "not possible: bad input, a missing file or the wrong key",
-    NOBODY: "nobody: the suspect carries no client's mark",
+    NOBODY: "nobody: no client's mark was found",
     INCONCLUSIVE: "inconclusive: too few answers, or too little left of the marks, to accuse or to clear anybody",
     BUG: "a bug in tramark",
     INTERRUPTED: "interrupted",
@@ -100,14 +100,13 @@ def open_vault(path: Path, key_file: Path | None, *, readonly: bool = False) -> 
 
 def keyring_of(vault: "Vault", data_dir: Path | None) -> "Keyring":
     """A vault's keyring. If its questions are images of a data set, that data set is loaded."""
-    from tramark.keys.keyring import Keyring
     from tramark.lab import data
 
     plain = vault.sealed_keyring
     if plain["triggers"]["kind"] == "images":
         source = data.load(plain["triggers"]["name"], data_dir=data_dir)
-        return Keyring.from_dict(plain, images=(source.train_inputs, source.train_labels))
-    return Keyring.from_dict(plain)
+        vault.use_images((source.train_inputs, source.train_labels))
+    return vault.keyring
 
 
 def ask_passphrase(text: str, *, confirm: bool) -> str:

@@ -1,11 +1,9 @@
-"""`tramark trace`: ask a suspect, and say which client leaked it."""
+"""`tramark trace`: ask a suspect, and say whose mark it carries."""
 
-import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
-from urllib.parse import urlsplit
 
 import typer
 
@@ -19,16 +17,16 @@ from tramark.cli.common import (
     keyring_of,
     open_vault,
     read_as,
-    read_json,
 )
-from tramark.errors import SettingError
+from tramark.errors import SuspectError
 
 if TYPE_CHECKING:
     from tramark.suspects.base import Adapter
     from tramark.suspects.conventions import Conventions
     from tramark.suspects.http import HttpOptions
     from tramark.suspects.json_api import JsonTemplate
-    from tramark.tracing.interview import Step
+    from tramark.tracing.verdict import Verdict
+    from tramark.vault.store import Vault
 
 
 def trace_command(
@@ -78,12 +76,9 @@ def trace_command(
     token_env: Annotated[
         str | None, typer.Option(help="Name of the environment variable that holds the bearer token (URLs only).")
     ] = None,
-    transcript: Annotated[
-        Path | None,
-        typer.Option(
-            dir_okay=False,
-            help="File in which the answers are kept. A trace that was interrupted goes on from this file.",
-        ),
+    case: Annotated[
+        int | None,
+        typer.Option(help="Number of an interrupted case of the vault, which goes on with the same suspect."),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be asked, and send nothing to the suspect.")
@@ -95,7 +90,10 @@ def trace_command(
     key_file: KeyFile = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Say which client leaked a model, or that no client did, by asking the model the vault's questions."""
+    """Say whose mark a model carries, or that nobody's is found, by asking the model the vault's questions.
+
+    Every trace is a case of the vault: `tramark vault cases` lists them.
+    """
     from tramark.suspects.conventions import Conventions
     from tramark.suspects.http import HttpOptions
     from tramark.suspects.json_api import JsonTemplate
@@ -109,7 +107,7 @@ def trace_command(
         http=HttpOptions(rate=rate, token_env=token_env, budget=budget),
         options={"false_accusation": false_accusation, "budget": budget, "rule": rule, "exhaustive": exhaustive},
         references=reference or (),
-        transcript=transcript,
+        case=case,
         dry_run=dry_run,
         report=report,
         as_json=as_json,
@@ -129,7 +127,7 @@ def trace_suspect(
     http: "HttpOptions | None" = None,
     options: dict[str, Any] | None = None,
     references: Sequence[str] = (),
-    transcript: Path | None = None,
+    case: int | None = None,
     dry_run: bool = False,
     report: Path | None = None,
     as_json: bool = False,
@@ -142,13 +140,12 @@ def trace_suspect(
     from tramark.cli.zoo import model_factory
     from tramark.lab.simulation.run import MODEL
     from tramark.report.page import write_report
-    from tramark.report.words import verdict_sentence
+    from tramark.report.words import facts, verdict_sentence
     from tramark.suspects.files import open_suspect
     from tramark.suspects.inference import V2Suspect
     from tramark.suspects.json_api import JsonSuspect
-    from tramark.tracing.bundle import make_bundle
+    from tramark.tracing.suspected import suspected_at
     from tramark.tracing.trace import trace
-    from tramark.vault.files import replace_file
 
     with open_vault(place, key_file, readonly=True) as vault:
         keyring = keyring_of(vault, data_dir)
@@ -169,10 +166,8 @@ def trace_suspect(
         if dry_run:
             typer.echo(adapter.preview(keyring.raw(keyring.chosen or (0,), "held-out")[:, 0]))
             return 0
-        steps = _read_steps(transcript)
-        earlier = len(steps)
-        if transcript is not None:
-            transcript.parent.mkdir(parents=True, exist_ok=True)
+        begun = vault.cases.get(case) if case is not None else None
+        earlier = len(begun.asked) if begun else 0
         with Progress(
             SpinnerColumn(),
             TextColumn("asking"),
@@ -180,28 +175,27 @@ def trace_suspect(
             TimeElapsedColumn(),
             console=console,
         ) as progress:
-            task = progress.add_task("asking", total=None, completed=len(steps))
-
-            def show(step: "Step") -> None:
-                progress.advance(task)
-                steps.append(step)
-                if transcript is not None:
-                    replace_file(transcript, json.dumps(steps).encode())
-
+            task = progress.add_task("asking", total=None, completed=earlier)
             unmarked = [adapter_for(reference) for reference in references]
-            verdict = trace(
-                adapter,
-                keyring,
-                progress=show,
-                transcript=tuple(steps),
-                references=unmarked,
-                premise=vault.premise(),
-                **(options or {}),
-            )
+            try:
+                verdict = trace(
+                    adapter,
+                    vault,
+                    progress=lambda step: progress.advance(task),
+                    references=unmarked,
+                    suspected=suspected_at(target),
+                    case=case,
+                    **(options or {}),
+                )
+            except SuspectError as error:
+                if error.case is not None:
+                    console.print(f"to go on later: --case {error.case}", highlight=False)
+                raise
         if report is not None:
-            described = _described(target)
-            bounded = verdict.false_accusation_bound is not None and verdict.transcript
-            bundle = make_bundle(vault, verdict, suspect=described) if bounded else None
+            described = suspected_at(target).words
+            bundle = None
+            if verdict.false_accusation_bound is not None and verdict.transcript:
+                bundle = _exported(vault, verdict, described)
             write_report(report, verdict, keyring, suspect=described, bundle=bundle)
     if as_json:
         typer.echo(json.dumps(verdict.to_dict()))
@@ -210,29 +204,16 @@ def trace_suspect(
         sent = adapter.asked if isinstance(adapter, (V2Suspect, JsonSuspect)) else 0
         # A user with a budget, or who pays by the query, wants to know the number of failed queries too.
         repeated = f" With those repeated, {sent} were sent." if sent > verdict.queries - earlier else ""
-        typer.echo(f"{headline}\n{how_sure}\n{verdict.queries} queries.{repeated}")
+        typer.echo("\n".join([headline, how_sure, *facts(verdict), f"{verdict.queries} queries.{repeated}"]))
     return EXIT[verdict.finding]
 
 
-def _described(target: str) -> str:
-    """A suspect as reports name it: a URL without password and query string, or a file's name and hash."""
-    if "://" in target:
-        parts = urlsplit(target)
-        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-    path = Path(target)
-    if not path.is_file():
-        return f"{path.name} (a folder)"
-    with path.open("rb") as file:
-        return f"{path.name} (SHA-256 {hashlib.file_digest(file, 'sha256').hexdigest()})"
+def _exported(vault: "Vault", verdict: "Verdict", suspect: str) -> dict[str, Any]:
+    """The bundle of a verdict. What it opens is burned before anybody has it."""
+    from tramark.tracing.bundle import make_bundle
 
-
-def _read_steps(path: Path | None) -> "list[Step]":
-    """The answers that an earlier trace kept in a file; none if there is no file yet."""
-    from tramark.tracing.interview import Step
-
-    if path is None or not path.exists():
-        return []
-    try:
-        return [Step(*step) for step in read_json(path)]
-    except TypeError:
-        raise SettingError(f"{path} does not hold the answers of a trace: give another file") from None
+    assert verdict.case is not None
+    bundle = make_bundle(vault, verdict, suspect=suspect)
+    opened = dict.fromkeys((proof["client"] for proof in bundle["answers"]), verdict.case.questions)
+    vault.cases.burn(verdict.case, opened, "evidence was exported")
+    return bundle

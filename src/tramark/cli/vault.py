@@ -19,7 +19,7 @@ from tramark.cli.common import (
     open_vault,
     vault_at,
 )
-from tramark.errors import NoKey, SettingError
+from tramark.errors import NoKey, SettingError, one_line
 
 if TYPE_CHECKING:
     from tramark.vault.reports import Report
@@ -120,6 +120,32 @@ def check(vault: VaultPath, key_file: KeyFile = None) -> None:
     if problems:
         raise typer.Exit(CHANGED)
     typer.echo("clean: nothing was changed, removed or reordered")
+
+
+@app.command()
+def cases(
+    vault: VaultPath,
+    limit: Annotated[
+        float | None, typer.Option(help="Set the most error that all traces together may spend, such as 1e-5.")
+    ] = None,
+    key_file: KeyFile = None,
+) -> None:
+    """List all traces with a vault, and the error that they spend together."""
+    with open_vault(vault, key_file, readonly=True) as opened:
+        book = opened.cases
+        if limit is not None:
+            book.set_limit(limit)
+        for case in book.all():
+            found = "not finished" if case.closed is None else case.closed.finding
+            names = f" ({', '.join(case.closed.clients)})" if case.closed and case.closed.clients else ""
+            spent = f"{case.false_accusation:g}" if case.false_accusation else "no bound"
+            typer.echo(
+                f"{case.number:>4}  {case.opened[:19]}  {spent:>8}  {found}{names}  {one_line(case.suspect.name)}"
+            )
+        allowed = "no limit" if book.limit is None else f"limit {book.limit:g}"
+        typer.echo(f"error spent over the life of the vault: {book.spent:g} ({allowed})")
+        for client, questions in book.burned.items():
+            typer.echo(f"burned for {one_line(client)}: {len(questions)} questions")
 
 
 @app.command()

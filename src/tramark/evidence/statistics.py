@@ -143,7 +143,7 @@ def conviction(
         convicted += running[needed:].sum()
         running[needed:] = 0
         reached.append(convicted)
-    return np.minimum(np.array(reached), 1.0)
+    return np.minimum(np.array(reached, dtype=np.float64), 1.0)
 
 
 def queries_needed(

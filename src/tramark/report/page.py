@@ -27,7 +27,7 @@ from tramark.evidence.statistics import NO_ANSWER
 from tramark.keys.keyring import Keyring
 from tramark.report.charts import BARS, chance_limit, evidence_chart, histogram, matches_chart
 from tramark.report.growth import LINES, growth
-from tramark.report.words import joined, number, percent, verdict_sentence
+from tramark.report.words import facts, joined, number, percent, verdict_sentence
 from tramark.suspects.png import png
 from tramark.tracing.interview import Step
 from tramark.tracing.verdict import Verdict
@@ -107,6 +107,7 @@ def report_page(
         kind=kind,
         headline=headline,
         lead=lead,
+        facts=facts(verdict),
         suspect=suspect,
         notes=notes,
         time=utc(time or datetime.now(UTC).isoformat(timespec="seconds")),

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from decimal import Decimal
 
 from tramark.evidence.looks import POWER
-from tramark.evidence.premise import FAINT
 from tramark.tracing.verdict import Verdict
 
 
@@ -19,33 +18,67 @@ def verdict_sentence(verdict: Verdict) -> tuple[str, str]:
                 else "No bound on false accusations can be given: this rule always accuses somebody."
             )
             return f"This model answers most like the model of {names}.", how
-        return f"This model was leaked by {names}.", (
-            f"The probability that a procedure like this accuses any innocent client is at most {percent(bound)}."
+        marks = "mark" if len(verdict.clients) == 1 else "marks"
+        return f"This model carries the {marks} of {names}.", (
+            f"The probability that a trace like this names any client without whose model the suspect was made is at "
+            f"most {percent(bound)}."
         )
     if verdict.finding == "nobody":
         seen = (
             "No client’s question is answered as its mark would have it."
             if verdict.power is None
-            else f"Had a client leaked it, and its mark survived {verdict.premise.words}, that would have shown "
-            f"with a probability of at least {floor_percent(verdict.power)}."
+            else f"A mark that survived {verdict.premise.words} would have been found with a probability of at least "
+            f"{floor_percent(verdict.power)}."
         )
-        return "Nobody is accused: this model shows no client’s mark.", seen
-    return "It cannot be told who leaked this model.", _why_not(verdict)
+        if verdict.not_cleared:
+            seen += f" This does not hold for {joined(verdict.not_cleared)}: too many of their questions are burned."
+        return "Nobody’s mark was found in this model.", seen
+    return "It cannot be told whether this model carries anybody’s mark.", _why_not(verdict)
+
+
+def facts(verdict: Verdict) -> list[str]:
+    """What is known beside the verdict, in sentences: that the suspect was issued as it is, and the life of the vault.
+
+    A model that everybody got, or that had no mark, accuses nobody.
+    """
+    if verdict.case is None:
+        return []
+    sentences = [
+        f"The suspect is, bit for bit, the model that was issued in round {one.round} to "
+        + ("everybody, so that accuses nobody." if one.everybody else f"{joined(one.clients)}.")
+        for one in verdict.case.identical
+    ]
+    if verdict.false_accusation_bound is not None:
+        sentences.append(
+            f"This is the {ordinal(verdict.case.number)} trace with this vault. Over all of them, the probability that "
+            f"any innocent client is accused is at most {percent(verdict.case.spent)}."
+        )
+    return sentences
+
+
+def ordinal(number: int) -> str:
+    """A number as a place in a row.
+
+    >>> [ordinal(n) for n in (1, 2, 3, 4, 11, 22)]
+    ['1st', '2nd', '3rd', '4th', '11th', '22nd']
+    """
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
 
 
 def _why_not(verdict: Verdict) -> str:
     """Why a verdict is inconclusive."""
     if not verdict.premise.issued:
         return (
-            "No marked model has been issued from this vault yet: a model that a client leaked would show no mark. "
+            "No marked model has been issued from this vault yet: a model that a client leaked would carry no mark. "
             "Nobody is accused, and nobody is cleared."
         )
     asked = f"{verdict.queries:,} {'query is' if verdict.queries == 1 else 'queries are'} not enough"
-    if verdict.premise.surviving == FAINT or verdict.power is None:
+    if verdict.power is None:
         return f"{asked}: nobody is accused, and nobody is cleared."
     return (
-        f"Marks survive {verdict.premise.words}. With so little left of them, {asked}: a leaker would have shown "
-        f"with a probability of {floor_percent(verdict.power)}, and {floor_percent(POWER)} are needed to clear all."
+        f"Nobody is accused, and nobody is cleared. Marks survive {verdict.premise.words}, and {asked}: a mark would "
+        f"have been found with a probability of {floor_percent(verdict.power)}, and {floor_percent(POWER)} are needed."
     )
 
 

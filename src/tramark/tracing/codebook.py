@@ -13,7 +13,7 @@ CHUNK = 2**14
 
 
 def codebook_of(keyring: Keyring, questions: Sequence[int] | None = None) -> NDArray[Any]:
-    """Everybody's answers to the questions in use, or to others: clients × questions, in the smallest type for labels."""
+    """Everybody's answers to the questions in use, or to others: clients × questions, in the smallest type."""
     count, questions = len(keyring.clients), keyring.chosen if questions is None else questions
     book = np.empty((count, len(questions)), dtype=np.min_scalar_type(keyring.classes - 1), order="F")
     for start in range(0, count, CHUNK):

@@ -17,8 +17,8 @@ from tramark.suspects.module import ModuleSuspect
 from tramark.vault.commit import state_digest
 from tramark.vault.log import Entry
 
-_SECRET = {"prepare", "headers"}
-"""Fields that are not recorded: a function, and what may hold a token."""
+_SECRET = {"headers"}
+"""Fields that are not recorded: they may hold a token."""
 
 
 def suspected_at(target: str | Path) -> Suspected:
@@ -47,7 +47,11 @@ def suspected_of(suspect: nn.Module | Suspect) -> Suspected:
 def conventions_of(suspect: nn.Module | Suspect) -> dict[str, Any]:
     """How a suspect is asked and read, as plain values without fractions; no token among them."""
     named = {name: getattr(suspect, name) for name in ("conventions", "template") if hasattr(suspect, name)}
-    return {"adapter": type(suspect).__name__, **{name: _plain(value) for name, value in named.items()}}
+    plain = {"adapter": type(suspect).__name__, **{name: _plain(value) for name, value in named.items()}}
+    if isinstance(suspect, HttpSuspect):
+        # The query is part of what is asked, but may hold a token.
+        plain["url"] = hashlib.sha256(suspect.client.url.encode()).hexdigest()
+    return plain
 
 
 def as_issued(suspect: nn.Module | Suspect, entries: Iterable[Entry]) -> tuple[Identical, ...]:
@@ -90,4 +94,5 @@ def _plain(value: Any) -> Any:
         return {str(name): _plain(inner) for name, inner in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [_plain(inner) for inner in value]
-    return repr(value) if isinstance(value, float) else value
+    # How a keyring's source prepares inputs belongs to the keyring: it is recorded that it does.
+    return True if callable(value) else repr(value) if isinstance(value, float) else value

@@ -83,8 +83,8 @@ def trace(
             budget=budget,
             batch=batch,
             progress=progress,
-            sending=record and record.sending,
-            keep=record and record.keep,
+            sending=record.sending if record else None,
+            keep=record.keep if record else None,
             transcript=[Step(*asked[:3]) for asked in record.case.asked] if record else (),
         )
         order, burned = (record.case.order, record.case.burned) if record else (keyring.chosen, {})

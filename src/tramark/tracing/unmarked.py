@@ -19,7 +19,7 @@ DOUBT = 1e-3
 
 
 class Likeness(NamedTuple):
-    """How an unmarked model answers what an accused client was asked: its matches, and how likely they are by chance."""
+    """How an unmarked model answers the questions of an accused client: its matches, and their p-value."""
 
     matches: int
     answered: int
@@ -39,9 +39,7 @@ def ask_unmarked(annex: Annex, model: Suspect) -> dict[str, Likeness]:
     said = {question: label for (question, _), label in zip(queries, labels, strict=True)}
     found = {}
     for client, answers in annex.accused.items():
-        given = [
-            (said[question], answer) for question, answer in answers.items() if 0 <= said[question] < annex.case.classes
-        ]
-        matches = sum(label == answer for label, answer in given)
+        given = [question for question in answers if 0 <= said[question] < annex.case.classes]
+        matches = sum(said[question] == answers[question] for question in given)
         found[client] = Likeness(matches, len(given), float(p_values(len(given), annex.case.classes)[matches]))
     return found

@@ -113,8 +113,8 @@ class Casework(Cases):
         spent = float(Decimal(repr(self.spent)) + Decimal(repr(error)))
         if self.limit is not None and error and spent > self.limit:
             raise ErrorSpent(
-                f"all traces with this vault together may spend an error of {self.limit:g}, and {self.spent:g} is spent: "
-                f"a trace at {error:g} would exceed it. Nothing was asked"
+                f"all traces with this vault together may spend an error of {self.limit:g}, and {self.spent:g} is "
+                f"spent: a trace at {error:g} would exceed it. Nothing was asked"
             )
         head = self._storage.head()
         number = 1 + max((case.number for case in cases), default=0)
@@ -170,8 +170,8 @@ class Casework(Cases):
             for client, wanted in questions.items()
             if (fresh := set(wanted) - set(book["burned"].get(client, ())))
         }
-        for client, fresh in new.items():
-            book["burned"][client] = sorted({*book["burned"].get(client, ()), *fresh})
+        for client, added in new.items():
+            book["burned"][client] = sorted({*book["burned"].get(client, ()), *added})
         burned: list[Entry] = [{"event": "burned", "case": number, "why": why, "questions": new}] if new else []
         if burned or entries:
             self.commit([*entries, *burned], case, book=book if new else None)
