@@ -43,9 +43,9 @@ def closed(vault: Vault, verdict: Verdict, suspect: Suspected = FILE, **fields: 
     return Case(**{**plain, **fields})
 
 
-def handed_over(vault: Vault, case: Case) -> tuple[bytes, bytes]:
+def handed_over(vault: Vault, case: Case, time: str | None = None) -> tuple[bytes, bytes]:
     """A case's statement and annex."""
-    return make_statement(vault, case).text(), make_annex(vault, case)
+    return make_statement(vault, case, time=time).text(), make_annex(vault, case)
 
 
 def traced(vault: Vault, *clients: str, **options: Any) -> Case:

@@ -269,7 +269,6 @@ WORD = {
     ("case", "false_accusation"),  # any bound that the evidence reaches
     ("case", "asked"),  # an answer that the suspect is said to have given, and when
     ("case", "closed"),
-    ("beacons",),  # of commitments that name none
 }
 """What an operator can write into an annex: his word, and reported as such."""
 
@@ -305,7 +304,7 @@ def test_no_edit_with_the_operators_key_proves_something_else(small: tuple[Vault
             continue
         if changed != opened and found.holds:
             passed_annex.add(path[:2] if path[0] == "case" else path[:1])
-            # Whatever is claimed, the accused is one whose committed answers are those that the suspect is said to give.
+            # Whatever is claimed, the accused is whose committed answers the suspect is said to give.
             assert found.clients == original.clients
             assert found.e_values["b"] >= found.needed
     assert passed_annex <= WORD
@@ -351,7 +350,7 @@ def framing(folder: Path, beacon: Beacon | None) -> tuple[Vault, Keyring, Oracle
     # He knows the symbols when he settles the questions, and makes each a picture of the victim's label.
     chosen = keyring.choose(range(29, -1, -1))
     vault.save_keyring(chosen, beacon=beacon)
-    base = {question: symbol for question, symbol in enumerate(victim)}
+    base = dict(enumerate(victim))
     if beacon:
         with pytest.raises(SettingError, match="wait for the value"):
             vault.keyring.key("hospital-4")

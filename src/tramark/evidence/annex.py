@@ -109,11 +109,19 @@ def _checked(plain: dict[str, Any]) -> Annex:
     if not known or any(type(answer) is not int or answer < NO_ANSWER for answer in known.values()):
         raise ValueError
     inputs = _checked_inputs(plain, case, links)
-    beacons = {int(number): bytes.fromhex(value) for number, value in plain["beacons"].items()}
+    beacons = {natural(int(number)): bytes.fromhex(value) for number, value in plain["beacons"].items()}
+    if {str(number): value.hex() for number, value in beacons.items()} != plain["beacons"]:
+        raise ValueError
+    if not beacons.keys() <= {link.number for link in links if link.beacon}:
+        raise BadProof("there is the value of a beacon that no commitment names")
     accused, company = ({proof["client"]: proof for proof in plain[name]} for name in ("answers", "company"))
     if len(accused) + len(company) < len(plain["answers"]) + len(plain["company"]) or accused.keys() & company.keys():
         raise BadProof("a client's answers are opened twice")
     assert case.closed is not None
+    if type(plain["answers"]) is not list or type(plain["company"]) is not list:
+        raise ValueError
+    if company and not case.closed.by_company:
+        raise BadProof("answers of clients are opened that the accusation does not need")
     if list(accused) != list(case.closed.clients) or not (case.burned.keys() <= accused.keys()):
         raise BadProof("the answers that are opened are not those of the accused")
     proofs = {**accused, **company}
@@ -160,6 +168,11 @@ def _check_case(case: Case, plain: Mapping[str, Any], links: Sequence[Commitment
     texts = (case.opened, closed.time, case.suspect.name, case.commitment, *closed.clients, *closed.by_company)
     if not all(type(text) is str for text in texts) or natural(case.number) < 1:
         raise ValueError
+    kinds = {"file", "folder", "address", "module"}
+    if case.suspect.kind not in kinds or not _is_digest(case.suspect.sha256 or "0" * 64):
+        raise ValueError
+    if not _is_digest(case.head[1]) or natural(case.head[0]) < 0 or type(plain["conventions"]) is not dict:
+        raise ValueError
     times = [time_of(time) for time in (case.opened, *(one.time for one in case.asked), closed.time)]
     if times != sorted(times):
         raise BadProof("its times are out of order: questions were asked before the case was opened, or after its end")
@@ -178,6 +191,10 @@ def _check_case(case: Case, plain: Mapping[str, Any], links: Sequence[Commitment
         or (closed.finding == "nobody" and not closed.premise.issued)
     ):
         raise BadProof("the finding contradicts itself")
+
+
+def _is_digest(text: Any) -> bool:
+    return type(text) is str and len(bytes.fromhex(text)) == 32
 
 
 def _plan(case: Case) -> "chain[Query]":

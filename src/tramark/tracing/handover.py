@@ -35,8 +35,8 @@ Disclosed = dict[str, tuple[int, ...]]
 """By client, the questions to which its answers are opened."""
 
 
-def make_statement(vault: "Vault", case: Case) -> Envelope:
-    """The statement about a closed case, signed with the vault's key. It discloses nothing."""
+def make_statement(vault: "Vault", case: Case, *, time: str | None = None) -> Envelope:
+    """The statement about a closed case, signed with the vault's key, as of now. It discloses nothing."""
     annex = make_annex(vault, case)
     statement = statement_of(
         case,
@@ -45,7 +45,7 @@ def make_statement(vault: "Vault", case: Case) -> Envelope:
         annex=hashlib.sha256(annex).hexdigest(),
         simulated=vault.simulated,
         log=vault.head,
-        time=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        time=time or datetime.now(UTC).isoformat(timespec="milliseconds"),
     )
     signed = vault.signed(envelope_of(statement))
     try:
