@@ -1,6 +1,7 @@
 """An expert checks evidence in an environment without torch, with the packages that docs/statement.md names."""
 
 import re
+import shlex
 import subprocess
 import sys
 import venv
@@ -22,7 +23,7 @@ def test_evidence_is_checked_with_what_the_documents_name_and_no_more(tmp_path: 
     venv.create(tmp_path / "bare", with_pip=True)
     python = tmp_path / "bare" / ("Scripts" if sys.platform == "win32" else "bin") / "python"
     install = [str(python), "-m", "pip", "install", "--quiet"]
-    for words in (["--no-deps", str(ROOT)], named[1].split()):
+    for words in (["--no-deps", str(ROOT)], shlex.split(named[1])):
         ended = subprocess.run([*install, *words], capture_output=True, text=True, check=False)
         if "Could not find a version" in ended.stderr:
             pytest.skip("there is no package index to install from")
@@ -46,5 +47,5 @@ def test_evidence_is_checked_with_what_the_documents_name_and_no_more(tmp_path: 
     assert not re.search(r"\| +torch", ended.stderr)
     golden = ROOT / "tests" / "golden" / "v1"
     old = [str(golden / "evidence.json"), "--commitment", str(golden / "vault" / "commitment.json")]
-    ended = subprocess.run([str(python), "-c", program, "evidence", "verify", *old], capture_output=True, check=False)
+    ended = subprocess.run([str(python), "-c", program, "evidence", "verify", *old], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr[-2000:]

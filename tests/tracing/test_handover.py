@@ -97,12 +97,13 @@ def test_a_statement_says_no_question_no_answer_and_nothing_of_the_innocent(vaul
 
 def test_standard_tools_read_and_check_a_statement_that_several_signed(vault: Vault) -> None:
     from securesystemslib.dsse import Envelope
-    from securesystemslib.signer import SSlibKey
+    from securesystemslib.signer import Key
+    from securesystemslib.signer._key import SSlibKey
 
     auditor = Ed25519PrivateKey.generate()
     envelope = make_statement(vault, traced(vault, "hospital-3")).signed(auditor)
     names = [vault.commitments[0].public_key, auditor.public_key().public_bytes_raw().hex()]
-    keys = [SSlibKey(name, "ed25519", "ed25519", {"public": name}) for name in names]
+    keys: list[Key] = [SSlibKey(name, "ed25519", "ed25519", {"public": name}) for name in names]
     theirs = Envelope.from_dict(json.loads(envelope.text()))
     assert set(theirs.verify(keys, 2)) == set(names)
     assert theirs.payload_type == "application/vnd.in-toto+json"
