@@ -89,4 +89,4 @@ def test_no_script_runs_in_a_report(vault: Vault, verdicts: Verdicts, tmp_path: 
     page = reported(vault, verdicts["client"], tmp_path)
     marked = tmp_path / "marked.html"
     marked.write_text(page.replace("</body>", "<script>document.title = 'owned'</script></body>"), encoding="utf-8")
-    assert "<title>This model was leaked by hospital-3.</title>" in browse(marked, tmp_path / "profile")
+    assert "<title>This model carries the mark of hospital-3.</title>" in browse(marked, tmp_path / "profile")

@@ -27,11 +27,11 @@ from tramark.vault.store import Vault
 Verdicts = dict[str, Verdict]
 
 HEADLINES = {
-    "client": "This model was leaked by hospital-3.",
-    "second look": "This model was leaked by hospital-2.",
-    "nobody": "Nobody is accused: this model shows no client’s mark.",
-    "inconclusive": "It cannot be told who leaked this model.",
-    "no answers": "It cannot be told who leaked this model.",
+    "client": "This model carries the mark of hospital-3.",
+    "second look": "This model carries the mark of hospital-2.",
+    "nobody": "Nobody’s mark was found in this model.",
+    "inconclusive": "It cannot be told whether this model carries anybody’s mark.",
+    "no answers": "It cannot be told whether this model carries anybody’s mark.",
     "paper": "This model answers most like the model of hospital-3.",
 }
 
@@ -78,21 +78,21 @@ def test_the_page_for_the_outside_has_no_question_and_no_word_of_the_innocent(
 @pytest.mark.parametrize(
     ("premise", "headline", "lead"),
     [
-        (Premise(), "Nobody is accused", "survived in half of the questions (as is assumed), that would have shown"),
+        (Premise(), "Nobody’s mark", "survived in half of the questions (as is assumed) would have been found"),
         (
             Premise(measured=True),
-            "Nobody is accused",
-            "survived in half of the questions (more was measured on models that clients returned), that would",
+            "Nobody’s mark",
+            "survived in half of the questions (more was measured on models that clients returned) would",
         ),
         (
-            Premise(surviving=0.4, measured=True),
-            "Nobody is accused",
-            "survived in 40 % of the questions (as was measured on models that clients returned), that would",
+            Premise(surviving=0.45, measured=True),
+            "Nobody’s mark",
+            "survived in 45 % of the questions (as was measured on models that clients returned) would",
         ),
         (
             Premise(surviving=0.05, measured=True),
             "It cannot be told",
-            "Marks survive in 5 % of the questions (as was measured on models that clients returned). With so little",
+            "Marks survive in 5 % of the questions (as was measured on models that clients returned), and 36 queries",
         ),
         (Premise(issued=False), "It cannot be told", "No marked model has been issued from this vault yet: "),
     ],
@@ -100,7 +100,7 @@ def test_the_page_for_the_outside_has_no_question_and_no_word_of_the_innocent(
 def test_an_unmarked_suspect_shows_no_more_than_the_premise_allows(
     vault: Vault, tmp_path: Path, premise: Premise, headline: str, lead: str
 ) -> None:
-    verdict = trace(Oracle(vault.keyring, lambda q, v: 0), vault.keyring, premise=premise)
+    verdict = trace(Oracle(vault.keyring, lambda q, v: 0), vault.keyring, premise=premise, false_accusation=0.3)
     page = reported(vault, verdict, tmp_path)
     assert verdict_sentence(verdict)[0].startswith(headline)
     assert lead in verdict_sentence(verdict)[1]
@@ -113,7 +113,7 @@ def test_several_are_named_with_their_letters(vault: Vault, verdicts: Verdicts, 
     verdict = verdicts["several"]
     page = reported(vault, verdict, tmp_path)
     assert sorted(verdict.clients) == ["hospital-1", "hospital-8"]
-    assert verdict_sentence(verdict)[0] == f"This model was leaked by {' and '.join(verdict.clients)}."
+    assert verdict_sentence(verdict)[0] == f"This model carries the marks of {' and '.join(verdict.clients)}."
     assert "at most 1 %." in page
     for letter, client in zip("AB", verdict.clients, strict=True):
         assert f"<b>{letter} {client}</b>" in page
@@ -158,7 +158,7 @@ def test_nobody_of_many_clients_is_accused() -> None:
 def test_a_federation_of_one() -> None:
     keyring = ring(clients=["alone"])
     page = report_page(trace(leaked_by(keyring, "alone"), keyring), keyring, suspect="model.onnx")
-    assert "This model was leaked by alone." in page
+    assert "This model carries the mark of alone." in page
     assert 'class="band"' not in page
     assert "other" not in re.findall('<ul class="legend">(.*?)</ul>', page)[0]
 

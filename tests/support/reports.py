@@ -30,7 +30,7 @@ CASES: dict[str, Callable[[Keyring], Verdict]] = {
         leaked_by(keyring, "hospital-1", "hospital-8"), keyring, exhaustive=True, false_accusation=0.01
     ),
     "company": in_company,
-    "nobody": lambda keyring: trace(Oracle(keyring, lambda q, v: 0), keyring),
+    "nobody": lambda keyring: trace(Oracle(keyring, lambda q, v: 0), keyring, false_accusation=0.3),
     "inconclusive": lambda keyring: trace(leaked_by(keyring, "hospital-3"), keyring, budget=6),
     "no answers": lambda keyring: trace(Oracle(keyring, lambda q, v: -1), keyring),
     "paper": lambda keyring: trace(leaked_by(keyring, "hospital-3", noise=0.4), keyring, rule="paper"),

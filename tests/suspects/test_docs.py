@@ -22,7 +22,7 @@ def test_the_python_runs_from_top_to_bottom(
     for kind, code in BLOCKS:
         if kind == "python":
             exec(compile(code, "docs/suspects.md", "exec"), names)
-    assert names["verdict"].finding == "nobody"
+    assert names["verdict"].clients == ()
     (shown,) = (code for kind, code in BLOCKS if kind == "text")
     assert capsys.readouterr().out.splitlines()[:-1] == shown.splitlines()[:-1]
 

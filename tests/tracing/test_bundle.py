@@ -111,7 +111,7 @@ def test_refusals_count_for_nobody(vault: Vault) -> None:
 
 
 def test_without_an_accused_no_answer_is_opened(vault: Vault) -> None:
-    nobody = trace(Oracle(vault.keyring, lambda q, v: 0), vault.keyring)
+    nobody = trace(Oracle(vault.keyring, lambda q, v: 0), vault.keyring, false_accusation=0.3)
     unclear = trace(leaked_by(vault.keyring, "hospital-3"), vault.keyring, budget=6)
     for verdict, kind in ((nobody, "nobody"), (unclear, "inconclusive")):
         bundle = make_bundle(vault, verdict, suspect="model.onnx")
@@ -123,13 +123,13 @@ def test_without_an_accused_no_answer_is_opened(vault: Vault) -> None:
 
 
 def test_a_bundle_that_clears_everybody_says_on_what_premise(vault: Vault) -> None:
-    unmarked, known = Oracle(vault.keyring, lambda q, v: 0), Premise(surviving=0.4, measured=True)
-    verdict = trace(unmarked, vault.keyring, premise=known)
+    unmarked, known = Oracle(vault.keyring, lambda q, v: 0), Premise(surviving=0.45, measured=True)
+    verdict = trace(unmarked, vault.keyring, premise=known, false_accusation=0.3)
     assert verdict.finding == "nobody"
     bundle = make_bundle(vault, verdict, suspect="model.onnx")
     found = verify_bundle(bundle)
     assert found.premise == known
-    assert any("survives in 40 % of the questions (as was measured" in point for point in found.unproven)
+    assert any("survives in 45 % of the questions (as was measured" in point for point in found.unproven)
     plain = bundle["verdict"]
     early = {name: value for name, value in plain.items() if name != "premise"}
     assert verify_bundle(resigned(bundle, vault, verdict=early)).premise == Premise()
@@ -137,7 +137,7 @@ def test_a_bundle_that_clears_everybody_says_on_what_premise(vault: Vault) -> No
         ({"issued": False}, "contradicts"),
         ({"surviving": "0.01"}, "do not suffice to clear"),
         ({"surviving": "0.6"}, "well-formed"),
-        ({"surviving": "0.40"}, "well-formed"),
+        ({"surviving": "0.450"}, "well-formed"),
         ({"measured": 1}, "well-formed"),
         ({"more": 1}, "well-formed"),
     ]:

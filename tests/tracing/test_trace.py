@@ -79,17 +79,18 @@ def test_the_order_of_clients_is_no_evidence() -> None:
 
 
 def test_unmarked_suspects_are_nobodys() -> None:
-    keyring, rng = ring(), np.random.default_rng(0)
+    keyring, rng = ring(questions=56), np.random.default_rng(0)
     suspects = [Oracle(keyring, lambda q, v, c=c: c) for c in range(10)]  # type: ignore[misc]
     suspects += [Oracle(keyring, lambda q, v: int(rng.integers(10))) for _ in range(40)]
     verdicts = [trace(suspect, keyring) for suspect in suspects]
-    assert {v.finding for v in verdicts} <= {"nobody", "inconclusive"}
-    assert sum(v.finding == "nobody" for v in verdicts) >= 45
-    assert all(v.power is not None and (v.power >= 0.95) == (v.finding == "nobody") for v in verdicts)
+    assert {v.finding for v in verdicts} == {"nobody"}
+    assert all(v.power is not None and v.power >= 0.95 for v in verdicts)
+    # Fewer questions would not have convicted a leaker with a faint mark for sure, whatever the answers are.
+    assert trace(Oracle(few := ring(questions=40), lambda q, v: 0), few).finding == "inconclusive"
 
 
 def test_an_unmarked_suspect_clears_nobody_if_no_marks_were_issued() -> None:
-    keyring = ring()
+    keyring = ring(questions=56)
     unmarked, none = Oracle(keyring, lambda q, v: 0), Premise(issued=False)
     assert trace(unmarked, keyring).finding == "nobody"
     verdict = trace(unmarked, keyring, premise=none)
@@ -105,7 +106,7 @@ def test_an_unmarked_suspect_clears_nobody_if_no_marks_were_issued() -> None:
 
 
 def test_a_low_survival_lowers_the_power() -> None:
-    keyring, powers = ring(questions=24), []
+    keyring, powers = ring(questions=64), []
     for surviving in (0.5, 0.3, 0.15, 0.0):
         verdict = trace(
             Oracle(keyring, lambda q, v: 0),
@@ -119,9 +120,6 @@ def test_a_low_survival_lowers_the_power() -> None:
     assert powers == sorted(powers, reverse=True)
     assert powers[0] > 0.99
     assert powers[-2] < 0.95
-    # The less survives, the more is asked before everybody is cleared.
-    asked = [trace(Oracle(keyring, lambda q, v: 0), keyring, premise=Premise(surviving=s)).queries for s in (0.5, 0.15)]
-    assert asked[0] < asked[1]
 
 
 def test_a_leaker_with_a_faint_mark_is_rarely_cleared() -> None:
@@ -200,51 +198,6 @@ def test_exhaustive_asks_everything() -> None:
     assert verdict.queries == keyring.questions * keyring.held_out_variants
 
 
-def test_an_interrupted_trace_goes_on_and_asks_nothing_twice() -> None:
-    keyring = ring()
-    suspect = noisy(keyring, "client 5", 0.3, 3)
-    whole = trace(noisy(keyring, "client 5", 0.3, 3), keyring)
-    transcript: tuple[Step, ...] = ()
-    seen: list[Step] = []
-    answer = suspect.answer
-
-    def failing(question: int, variant: int) -> int:
-        if len(suspect.asked) % 4 == 0:
-            suspect.asked.pop()
-            suspect.asked.append((-1, -1))
-            raise SuspectUnavailable("gone for a moment")
-        return answer(question, variant)
-
-    suspect.answer = failing
-    for _ in range(100):
-        try:
-            verdict = trace(suspect, keyring, transcript=transcript, progress=seen.append)
-            break
-        except SuspectUnavailable as error:
-            transcript = error.transcript
-            assert transcript == tuple(seen)
-    places = [place for place in suspect.asked if place != (-1, -1)]
-    assert len(set(places)) == len(places) == verdict.queries
-    assert verdict == whole
-    assert verdict.transcript == tuple(seen)
-
-
-def test_a_transcript_survives_json() -> None:
-    keyring = ring()
-    whole = trace(leaked_by(keyring, "client 5"), keyring)
-    suspect = leaked_by(keyring, "client 5")
-    transcript = json.loads(json.dumps(whole.transcript[:5]))
-    assert trace(suspect, keyring, transcript=transcript) == whole
-    assert len(suspect.asked) == whole.queries - 5
-
-
-@pytest.mark.parametrize("steps", [[Step(0, 0, 1), Step(0, 0, 1)], [Step(9999, 0, 1)], [Step(0, 99, 1)]])
-def test_a_transcript_of_something_else_is_refused(steps: list[Step]) -> None:
-    keyring = ring()
-    with pytest.raises(ValueError, match="with the same keyring"):
-        trace(leaked_by(keyring, "client 5"), keyring, transcript=steps)
-
-
 def test_batches_change_the_queries_and_nothing_else() -> None:
     keyring = ring()
     one, many = (trace(noisy(keyring, "client 5", 0.2, 3), keyring, batch=b) for b in (1, 7))
@@ -264,14 +217,6 @@ def test_answers_before_a_failure_are_kept() -> None:
     with pytest.raises(SuspectUnavailable) as failed:
         trace(Failing(), keyring, batch=5)
     assert failed.value.transcript == (Step(0, 0, 1), Step(1, 0, 2))
-
-
-def test_a_given_transcript_is_only_read() -> None:
-    keyring = ring()
-    given = list(trace(leaked_by(keyring, "client 5"), keyring, budget=3).transcript)
-    before = list(given)
-    assert trace(leaked_by(keyring, "client 5"), keyring, transcript=given).queries == 8
-    assert given == before
 
 
 def test_a_reference_that_fails_costs_no_answer_of_the_suspect() -> None:

@@ -185,7 +185,7 @@ def trace_suspect(
                     vault,
                     progress=lambda step: progress.advance(task),
                     references=unmarked,
-                    suspected=suspected_at(target),
+                    suspected=None if "://" in target else suspected_at(target),
                     case=case,
                     **(options or {}),
                 )
@@ -194,11 +194,12 @@ def trace_suspect(
                     console.print(f"to go on later: --case {error.case}", highlight=False)
                 raise
         if report is not None:
-            described = suspected_at(target).words
+            assert verdict.case is not None
             statement = findings = None
-            if verdict.case is not None and verdict.false_accusation_bound is not None and verdict.transcript:
+            if verdict.false_accusation_bound is not None and verdict.transcript:
                 statement = make_statement(vault, verdict.case)
                 findings = findings_of(vault, verdict.case, statement)
+            described = verdict.case.suspect.words
             write_report(report, verdict, keyring, suspect=described, statement=statement, findings=findings)
     if as_json:
         typer.echo(json.dumps(verdict.to_dict()))

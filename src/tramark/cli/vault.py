@@ -139,9 +139,8 @@ def cases(
             found = "not finished" if case.closed is None else case.closed.finding
             names = f" ({', '.join(case.closed.clients)})" if case.closed and case.closed.clients else ""
             spent = f"{case.false_accusation:g}" if case.false_accusation else "no bound"
-            typer.echo(
-                f"{case.number:>4}  {case.opened[:19]}  {spent:>8}  {found}{names}  {one_line(case.suspect.name)}"
-            )
+            suspect = one_line(case.suspect.name)
+            typer.echo(f"{case.number:>4}  {case.opened[:19]}  {spent:>8}  {one_line(found + names)}  {suspect}")
         allowed = "no limit" if book.limit is None else f"limit {book.limit:g}"
         typer.echo(f"error spent over the life of the vault: {book.spent:g} ({allowed})")
         for client, questions in book.burned.items():

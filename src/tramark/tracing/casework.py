@@ -31,8 +31,12 @@ class Record:
             self.case = self.work.sending(self.case, queries)
 
     def keep(self, steps: Sequence[Step]) -> None:
-        """Keep answers that came."""
-        self.case = self.work.keep(self.case, steps)
+        """Keep answers that came. Those of a file can be had again, so they wait for `flush` or `close`."""
+        self.case = self.work.keep(self.case, steps, later=not self.case.suspect.remote)
+
+    def flush(self) -> None:
+        """Write what is kept: the trace was interrupted."""
+        self.work.commit([], self.case)
 
     def close(self, verdict: Verdict) -> Case:
         """Close the case. Whoever runs a remote suspect that carries a mark knows all that it was asked and said."""

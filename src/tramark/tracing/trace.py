@@ -122,7 +122,11 @@ def trace(
             false_accusation=false_accusation,
             suspected=suspected,
         )
-        verdict = judged(keyring, premise or keys.premise(), record)
+        try:
+            verdict = judged(keyring, premise or keys.premise(), record)
+        except BaseException:
+            record.flush()
+            raise
         return replace(verdict, case=record.close(verdict))
 
 

@@ -141,15 +141,16 @@ class Casework(Cases):
         self.commit([], case)
         return case
 
-    def keep(self, case: Case, answers: Sequence[tuple[int, int, int]]) -> Case:
-        """Keep answers that came. When this returns, the disk has them."""
+    def keep(self, case: Case, answers: Sequence[tuple[int, int, int]], *, later: bool = False) -> Case:
+        """Keep answers that came. When this returns, the disk has them, unless they are to be written `later`."""
         known, time = {query[:2] for query in answers}, now()
         case = replace(
             case,
             asked=(*case.asked, *(Asked(*answer, time) for answer in answers)),
             sent=tuple(query for query in case.sent if query not in known),
         )
-        self.commit([], case)
+        if not later:
+            self.commit([], case)
         return case
 
     def close(self, case: Case, burning: Burned, **fields: Any) -> Case:
