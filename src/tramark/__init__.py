@@ -20,14 +20,17 @@ if TYPE_CHECKING:
         SuspectUnavailable,
         TramarkError,
         UnknownClientError,
+        Unreadable,
         UpdateError,
         VaultBusy,
         VaultError,
         WrongKey,
     )
+    from tramark.evidence.bundle import verify_bundle
     from tramark.evidence.case import Case, Suspected
     from tramark.evidence.findings import Findings
-    from tramark.evidence.verify import read_published, verify_bundle
+    from tramark.evidence.published import read_published
+    from tramark.evidence.verify import Known, verify_statement
     from tramark.fleet.layout import extend_head
     from tramark.keys.keyring import Key, Keyring
     from tramark.keys.pictures import LabelledImages, Patterns, WafflePatterns
@@ -41,7 +44,7 @@ if TYPE_CHECKING:
     from tramark.suspects.files import open_suspect
     from tramark.suspects.http import HttpOptions
     from tramark.suspects.json_api import JsonTemplate
-    from tramark.tracing.bundle import make_bundle
+    from tramark.tracing.handover import hand_over, make_statement
     from tramark.tracing.interview import Step
     from tramark.tracing.suspected import suspected_at
     from tramark.tracing.trace import trace
@@ -65,6 +68,7 @@ _ERRORS = (
     "SuspectUnavailable",
     "TramarkError",
     "UnknownClientError",
+    "Unreadable",
     "UpdateError",
     "VaultBusy",
     "VaultError",
@@ -81,6 +85,7 @@ _HOMES = dict.fromkeys(_ERRORS, "errors") | {
     "JsonTemplate": "suspects.json_api",
     "Key": "keys.keyring",
     "Keyring": "keys.keyring",
+    "Known": "evidence.verify",
     "LabelledImages": "keys.pictures",
     "Patterns": "keys.pictures",
     "RoundReport": "marks.rounds",
@@ -96,13 +101,15 @@ _HOMES = dict.fromkeys(_ERRORS, "errors") | {
     "WafflePatterns": "keys.pictures",
     "audit": "vault.audit",
     "extend_head": "fleet.layout",
-    "make_bundle": "tracing.bundle",
+    "hand_over": "tracing.handover",
     "make_key_file": "vault.lock",
+    "make_statement": "tracing.handover",
     "open_suspect": "suspects.files",
-    "read_published": "evidence.verify",
+    "read_published": "evidence.published",
     "suspected_at": "tracing.suspected",
     "trace": "tracing.trace",
-    "verify_bundle": "evidence.verify",
+    "verify_bundle": "evidence.bundle",
+    "verify_statement": "evidence.verify",
 }
 
 __all__ = [
@@ -122,6 +129,7 @@ __all__ = [
     "JsonTemplate",
     "Key",
     "Keyring",
+    "Known",
     "LabelledImages",
     "NoKey",
     "Patterns",
@@ -137,6 +145,7 @@ __all__ = [
     "TraMark",
     "TramarkError",
     "UnknownClientError",
+    "Unreadable",
     "UpdateError",
     "Vault",
     "VaultBusy",
@@ -148,13 +157,15 @@ __all__ = [
     "__version__",
     "audit",
     "extend_head",
-    "make_bundle",
+    "hand_over",
     "make_key_file",
+    "make_statement",
     "open_suspect",
     "read_published",
     "suspected_at",
     "trace",
     "verify_bundle",
+    "verify_statement",
 ]
 
 

@@ -63,6 +63,10 @@ class BadProof(TramarkError):  # noqa: N818
     """A signature, a chain of commitments or an opening that does not hold."""
 
 
+class Unreadable(BadProof):
+    """A file that is no evidence, or of a version that is not known."""
+
+
 class VaultError(TramarkError):
     """A vault that cannot do what was asked of it."""
 

@@ -10,9 +10,19 @@ def test_report_and_evidence(federation: Path, tramark: Shell, tmp_path: Path) -
     shown = tramark("trace", federation, suspect, "--report", tmp_path / "report")
     assert "client-1" in shown
     assert "client-1" in (tmp_path / "report" / "report.html").read_text()
-    bundle = tmp_path / "report" / "evidence.json"
-    checked = tramark("evidence", "verify", bundle, "--commitment", federation / "vault" / "commitment.json")
-    assert "verdict: client-1" in checked
-    forged = bundle.read_bytes().replace(b"client-1", b"client-2")
-    bundle.write_bytes(forged)
-    assert tramark("evidence", "verify", bundle, code=2).count("tramark:") == 1
+    statement, annex = tmp_path / "report" / "statement.json", tmp_path / "annex.json"
+    published = federation / "vault" / "commitment.json"
+    assert "finding: client-1 (not proven)" in tramark("evidence", "verify", statement, code=6)
+    assert "--yes" in tramark("evidence", "annex", federation, 1, "--out", annex, code=2)
+    assert not annex.exists()
+    assert "of client-1's" in tramark("evidence", "annex", federation, 1, "--out", annex, "--yes")
+    # A simulation proves nothing, since anybody can compute its secret.
+    simulated = b'"simulated":true' in (federation / "vault" / "log.jsonl").read_bytes()
+    words = ("evidence", "verify", statement, "--annex", annex, "--commitment", published)
+    checked = tramark(*words, code=6 if simulated else 0)
+    assert "finding: client-1" in checked
+    assert suspect.name in checked
+    annex.write_bytes(annex.read_bytes().replace(b"client-1", b"client-2"))
+    forged = tramark("evidence", "verify", statement, "--annex", annex, "--commitment", published, code=5)
+    assert forged.count("tramark:") == 1
+    assert tramark("evidence", "verify", published, code=7).count("tramark:") == 1

@@ -40,7 +40,7 @@ def evidence(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (("--version",), "0."),
         (("vault", "show", "{}/vault"), "hospital-3"),
         (("vault", "audit", "{}/vault"), "clean"),
-        (("evidence", "verify", "{}/evidence.json", "--commitment", "{}/vault/commitment.json"), "verdict: hospital-3"),
+        (("evidence", "verify", "{}/evidence.json", "--commitment", "{}/vault/commitment.json"), "finding: hospital-3"),
         (("run", "--help"), "small-cnn"),
         (("trace", "--help"), "130"),
         (("attack", "--help"), "--list"),

@@ -185,7 +185,7 @@ if sys.platform != "win32":
     from traces import case, resigned, vault_of
 
     from tramark.errors import BadProof, VaultError
-    from tramark.evidence.verify import verify_bundle
+    from tramark.evidence.bundle import verify_bundle
     from tramark.vault.commit import prove_questions
 
     def test_what_was_retouched_is_committed_to_and_proven(tmp_path: Path) -> None:

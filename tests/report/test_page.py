@@ -1,7 +1,6 @@
 """The report says what the verdict says, shows it legibly in a browser, and gives nothing away."""
 
 import base64
-import json
 import os
 import re
 import stat
@@ -9,19 +8,19 @@ from pathlib import Path
 
 import pytest
 from reports import CASES, SUSPECT, reported
+from statements import closed
 from torch import nn
 from traces import Oracle, hidden, leaked_by, ring
 
-from tramark.evidence.commitment import canonical
 from tramark.evidence.premise import Premise
-from tramark.evidence.verify import verify_bundle
+from tramark.evidence.verify import verify_statement
 from tramark.keys.keyring import Keyring
 from tramark.keys.pictures import Patterns, WafflePatterns
 from tramark.keys.sources import Tokens
 from tramark.report.page import report_page, write_report
 from tramark.report.words import verdict_sentence
 from tramark.suspects.png import png
-from tramark.tracing.bundle import make_bundle
+from tramark.tracing.handover import findings_of, make_statement
 from tramark.tracing.interview import Step
 from tramark.tracing.trace import trace
 from tramark.tracing.verdict import Verdict
@@ -59,11 +58,23 @@ def test_the_page_says_the_verdict_first_and_gives_nothing_away(
     revealed = set(re.findall(r'aria-label="(hospital-\d+)’s answer', page))
     assert revealed == set(verdict.clients)
     if verdict.false_accusation_bound:
-        assert verify_bundle((tmp_path / "evidence.json").read_bytes()).clients == verdict.clients
-        assert "tramark evidence verify evidence.json" in page
+        assert verify_statement((tmp_path / "statement.json").read_bytes()).clients == verdict.clients
+        assert "tramark evidence verify statement.json" in page
     else:
-        assert not (tmp_path / "evidence.json").exists()
-        assert "no signed bundle" in page
+        assert not (tmp_path / "statement.json").exists()
+        assert "no signed statement" in page
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_page_for_the_outside_has_no_question_and_no_word_of_the_innocent(
+    vault: Vault, verdicts: Verdicts, tmp_path: Path, case: str
+) -> None:
+    verdict = verdicts[case]
+    reported(vault, verdict, tmp_path)
+    page = (tmp_path / "public.html").read_text()
+    assert verdict_sentence(verdict)[0] in page
+    assert not re.search("<li title=|data:image/png;|<svg|Who matches", page)
+    assert set(re.findall(r"hospital-\d+", page)) == set(verdict.clients)
 
 
 @pytest.mark.parametrize(
@@ -187,18 +198,21 @@ def test_label_answers_get_a_page_without_a_bound() -> None:
     assert (page.count("✓<"), page.count("✗<")) == (3, 0)
 
 
-def test_a_bundle_of_another_verdict_is_refused(vault: Vault, verdicts: Verdicts, tmp_path: Path) -> None:
-    bundle = make_bundle(vault, verdicts["client"], suspect=SUSPECT)
+def test_evidence_of_another_verdict_is_refused(vault: Vault, verdicts: Verdicts, tmp_path: Path) -> None:
+    case = closed(vault, verdicts["client"])
+    found = findings_of(vault, case, make_statement(vault, case))
     with pytest.raises(ValueError, match="another verdict"):
-        write_report(tmp_path, verdicts["nobody"], vault.keyring, suspect=SUSPECT, bundle=bundle)
+        write_report(tmp_path, verdicts["nobody"], vault.keyring, suspect=SUSPECT, findings=found)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_page_without_a_bundle_leaves_no_old_one_beside_it(vault: Vault, verdicts: Verdicts, tmp_path: Path) -> None:
+def test_a_page_without_a_statement_leaves_no_old_one_beside_it(
+    vault: Vault, verdicts: Verdicts, tmp_path: Path
+) -> None:
     reported(vault, verdicts["client"], tmp_path)
-    assert canonical(json.loads((tmp_path / "evidence.json").read_bytes())) == (tmp_path / "evidence.json").read_bytes()
+    assert (tmp_path / "statement.json").exists()
     reported(vault, verdicts["paper"], tmp_path)
-    assert not (tmp_path / "evidence.json").exists()
+    assert not (tmp_path / "statement.json").exists()
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
@@ -207,11 +221,11 @@ def test_only_the_owner_can_read_a_report_and_no_link_leads_it_elsewhere(
 ) -> None:
     folder = tmp_path / "report"
     folder.mkdir()
-    for name in ("report.html", "evidence.json"):
+    for name in ("report.html", "public.html", "statement.json"):
         (tmp_path / name).write_bytes(b"somebody's file")
         (folder / name).symlink_to(tmp_path / name)
     reported(vault, verdicts["client"], folder)
-    for name in ("report.html", "evidence.json"):
+    for name in ("report.html", "public.html", "statement.json"):
         assert (folder / name).lstat().st_mode == stat.S_IFREG | 0o600
         assert (tmp_path / name).read_bytes() == b"somebody's file"
 

@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from statements import closed
 from traces import Oracle, in_company, leaked_by
 
+from tramark.evidence.case import Suspected
 from tramark.keys.keyring import Keyring
 from tramark.report.page import write_report
-from tramark.tracing.bundle import make_bundle
+from tramark.tracing.handover import findings_of, make_statement
 from tramark.tracing.trace import trace
 from tramark.tracing.verdict import Verdict
 from tramark.vault.store import Vault
@@ -37,7 +39,11 @@ CASES: dict[str, Callable[[Keyring], Verdict]] = {
 
 def reported(vault: Vault, verdict: Verdict, folder: Path) -> str:
     """The page of a verdict's report, which is written to a folder."""
-    bundle = make_bundle(vault, verdict, suspect=SUSPECT) if verdict.false_accusation_bound else None
-    path = write_report(folder, verdict, vault.keyring, suspect=SUSPECT, bundle=bundle)
+    statement = findings = None
+    if verdict.false_accusation_bound:
+        case = closed(vault, verdict, Suspected("address", SUSPECT))
+        statement = make_statement(vault, case)
+        findings = findings_of(vault, case, statement)
+    path = write_report(folder, verdict, vault.keyring, suspect=SUSPECT, statement=statement, findings=findings)
     assert path == folder / "report.html"
     return path.read_text(encoding="utf-8")

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from bundles import make_bundle
 from torch import Tensor, nn
 
 from tramark.evidence.commitment import canonical
@@ -15,7 +16,6 @@ from tramark.keys.keyring import Keyring
 from tramark.keys.sources import Source, Vectors
 from tramark.suspects.base import Answers, Suspect
 from tramark.suspects.module import ModuleSuspect
-from tramark.tracing.bundle import make_bundle
 from tramark.tracing.trace import trace
 from tramark.tracing.verdict import Verdict
 from tramark.vault.lock import make_key_file

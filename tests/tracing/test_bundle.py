@@ -10,17 +10,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bundles import make_bundle
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from traces import Oracle, case, hidden, in_company, leaked_by, resigned, ring, vault_of
 
 from tramark.errors import BadProof
+from tramark.evidence.bundle import verify_bundle
 from tramark.evidence.commitment import canonical, sign
 from tramark.evidence.findings import fingerprint
 from tramark.evidence.premise import Premise
+from tramark.evidence.published import read_published
 from tramark.evidence.statistics import NO_ANSWER
-from tramark.evidence.verify import read_published, verify_bundle
 from tramark.keys.sources import Tokens, Vectors
-from tramark.tracing.bundle import make_bundle
 from tramark.tracing.trace import trace
 from tramark.vault.commit import commit
 

@@ -8,7 +8,8 @@ import pytest
 from torch import nn
 
 from tramark.errors import BadProof
-from tramark.evidence.verify import read_published, verify_bundle
+from tramark.evidence.bundle import verify_bundle
+from tramark.evidence.published import read_published
 from tramark.server import TraMark
 from tramark.suspects.files import load_into, read_weights
 from tramark.tracing.trace import trace

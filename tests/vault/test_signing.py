@@ -6,14 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from bundles import make_bundle
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from traces import leaked_by, ring, vault_of
 
 from tramark.errors import BadProof, SettingError
+from tramark.evidence.bundle import verify_bundle
 from tramark.evidence.commitment import Commitment, canonical, sign, signers, verify_answers, verify_chain
 from tramark.evidence.findings import fingerprint
-from tramark.evidence.verify import read_published, verify_bundle
-from tramark.tracing.bundle import make_bundle
+from tramark.evidence.published import read_published
 from tramark.tracing.trace import trace
 from tramark.vault.commit import hand_over, public_key
 

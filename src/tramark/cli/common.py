@@ -24,6 +24,7 @@ console = Console(stderr=True)
 
 CHANGED = INCOMPLETE = 1
 MISTAKE, NOBODY, INCONCLUSIVE, BUG, INTERRUPTED = 2, 3, 4, 70, 130
+FORGED, UNPROVEN, UNREADABLE = 5, 6, 7
 
 EXIT = {"client": 0, "several": 0, "nobody": NOBODY, "inconclusive": INCONCLUSIVE}
 """The exit code of `trace` for each kind of verdict."""

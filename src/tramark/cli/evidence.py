@@ -1,41 +1,253 @@
-"""`tramark evidence`: check what a trace left behind, without the vault."""
+"""`tramark evidence`: make a case's statement and annex, sign a statement, and check evidence without the vault."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tramark.cli.common import existing_file
+from tramark.cli.common import (
+    FORGED,
+    UNPROVEN,
+    UNREADABLE,
+    DataDir,
+    KeyFile,
+    VaultPath,
+    existing_file,
+    interactive,
+    keyring_of,
+    open_vault,
+    read_as,
+)
+from tramark.errors import SettingError
 
-app = typer.Typer(help="Check the signed evidence of a trace.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes, PublicKeyTypes
+
+    from tramark.evidence.findings import Findings
+
+CODES = {
+    0: "the finding is proven",
+    FORGED: "forged: something does not hold",
+    UNPROVEN: "in order, but the finding is not proven: the output says what lacks",
+    UNREADABLE: "this is no evidence, or of an unknown version",
+}
+
+app = typer.Typer(help="Make, sign and check the evidence of a case.", no_args_is_help=True)
+
+CaseNumber = Annotated[int, typer.Argument(help="The case's number in the vault.")]
+Out = Annotated[Path, typer.Option(dir_okay=False, help="The file to write.")]
+AnnexFile = Annotated[Path | None, existing_file(help="The annex that belongs to the statement.")]
+DecryptKey = Annotated[
+    Path | None, existing_file(help="Your X25519 private key (PEM), if the annex is encrypted to it.")
+]
 
 
 @app.command()
+def statement(vault: VaultPath, case: CaseNumber, out: Out, key_file: KeyFile = None, data_dir: DataDir = None) -> None:
+    """Write the signed statement of a closed case. It can be published: it holds no question and no answer."""
+    from tramark.tracing.handover import make_statement
+    from tramark.vault.files import replace_file
+
+    with open_vault(vault, key_file, readonly=True) as opened:
+        keyring_of(opened, data_dir)
+        replace_file(out, make_statement(opened, opened.cases.get(case)).text())
+    typer.echo(f"the statement of case {case} is in {out}")
+
+
+@app.command()
+def annex(
+    vault: VaultPath,
+    case: CaseNumber,
+    out: Out,
+    to: Annotated[
+        Path | None, existing_file(help="The expert's X25519 public key (PEM), to which the annex is encrypted.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask: burn the questions that the annex opens.")] = False,
+    key_file: KeyFile = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Write the confidential annex that proves a statement. The answers that it opens are never counted again."""
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
+
+    from tramark.tracing.handover import hand_over, make_annex, opened_by
+    from tramark.vault.files import replace_file
+
+    expert = None if to is None else _public_key(to)
+    if expert is not None and not isinstance(expert, X25519PublicKey):
+        raise SettingError(f"{to} is no X25519 key: make one with `openssl genpkey -algorithm X25519`")
+    with open_vault(vault, key_file, readonly=True) as opened:
+        keyring, record = keyring_of(opened, data_dir), opened.cases.get(case)
+        for client, questions in opened_by(make_annex(opened, record)).items():
+            burned = len(set(questions) - set(opened.cases.burned.get(client, ())))
+            typer.echo(f"{burned} of {client}'s {keyring.questions} questions are burned by this", err=True)
+        if not yes:
+            if not interactive():
+                raise SettingError("say --yes if these questions may be burned: nothing was written")
+            typer.confirm("Write the annex?", abort=True, err=True)
+        replace_file(out, hand_over(opened, record, expert))
+    typer.echo(f"the annex of case {case} is in {out}")
+
+
+@app.command()
+def sign(
+    statement: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="The statement to sign.")],
+    key: Annotated[Path, existing_file("--key", help="Your Ed25519 private key (PEM).")],
+) -> None:
+    """Add a signature to a statement: an auditor's or an expert's. Check the statement before you sign it."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    from tramark.evidence.findings import fingerprint
+    from tramark.evidence.statement import read_statement
+
+    private = _private_key(key)
+    if not isinstance(private, Ed25519PrivateKey):
+        raise SettingError(f"{key} is no Ed25519 key: make one with `openssl genpkey -algorithm ed25519`")
+    envelope, _ = read_statement(statement.read_bytes())
+    statement.write_bytes(envelope.signed(private).text())
+    typer.echo(f"signed with {fingerprint(private.public_key().public_bytes_raw().hex())}")
+
+
+@app.command(epilog="Exit codes:\n\n" + "\n\n".join(f"{code:<3}  {meaning}" for code, meaning in CODES.items()))
 def verify(
-    bundle: Annotated[
+    evidence: Annotated[
         Path,
-        typer.Argument(exists=True, dir_okay=False, help="The evidence.json that a trace wrote."),
+        typer.Argument(exists=True, dir_okay=False, help="A statement, or the evidence.json of an earlier version."),
     ],
+    annex: AnnexFile = None,
+    decrypt: DecryptKey = None,
     commitment: Annotated[
         Path | None,
-        existing_file(help="The commitment.json that the federation published. It proves whose evidence this is."),
+        existing_file(help="The commitment.json that the federation published before the trace."),
     ] = None,
-    public_key: Annotated[
-        str | None, typer.Option("--key", help="The federation's public key in hex, to compare with the bundle's.")
+    key: Annotated[
+        list[str] | None,
+        typer.Option("--key", help="Public key, in hex or by fingerprint, that must have signed. May be repeated."),
+    ] = None,
+    at_most: Annotated[
+        float, typer.Option(help="Largest bound on false accusations at which an accusation is taken as proven.")
+    ] = 1e-6,
+    timestamp: Annotated[
+        list[Path] | None, existing_file(help="Time stamp (RFC 3161) of a commitment. May be repeated.")
+    ] = None,
+    authority: Annotated[
+        Path | None, existing_file(help="Certificate (PEM) of the time-stamping authority that you trust.")
+    ] = None,
+    beacon: Annotated[
+        list[str] | None,
+        typer.Option(help="Value (hex) of the public beacon that a commitment names. May be repeated."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Check an evidence bundle without the vault: its signature, commitments, proofs and verdict."""
-    from tramark.evidence.verify import read_published, verify_bundle
+    """Check evidence without the vault: signatures, commitments, openings, dates and the weight of the answers."""
+    from tramark.evidence.annex import decrypted
+    from tramark.evidence.bundle import is_bundle, verify_bundle
+    from tramark.evidence.published import read_published
+    from tramark.evidence.verify import Known, verify_statement
 
     published = read_published(commitment.read_bytes()) if commitment else None
-    findings = verify_bundle(bundle.read_bytes(), published=published, public_key=public_key)
-    if as_json:
-        typer.echo(json.dumps(findings.to_dict()))
-        return
-    accused = ", ".join(findings.clients) or findings.finding
-    lines = [f"verdict: {accused}", f"public key: {findings.fingerprint}", "", "proven:"]
-    lines += [f"  - {sentence}" for sentence in findings.proven] + ["", "not proven by this file:"]
-    lines += [f"  - {sentence}" for sentence in findings.unproven]
-    typer.echo("\n".join(lines))
+    if timestamp and not authority:
+        raise SettingError("a time stamp is worth what its authority is: give --authority too")
+    text, keys = evidence.read_bytes(), tuple(key or ())
+    if is_bundle(text):
+        if annex or len(keys) > 1:
+            raise SettingError("evidence of an earlier version has no annex, and one signature")
+        found = verify_bundle(text, published=published, public_key=keys[0] if keys else None, at_most=at_most)
+    else:
+        private = _private_key(decrypt) if decrypt else None
+        known = Known(
+            published=published,
+            keys=keys,
+            at_most=at_most,
+            tokens=tuple(path.read_bytes() for path in timestamp or ()),
+            authority=authority.read_bytes() if authority else None,
+            beacons=tuple(_hex(value) for value in beacon or ()),
+        )
+        found = verify_statement(text, decrypted(annex.read_bytes(), private) if annex else None, known)
+    typer.echo(json.dumps(found.to_dict()) if as_json else "\n".join(_lines(found)))
+    if not found.holds:
+        raise typer.Exit(UNPROVEN)
+
+
+def _lines(found: "Findings") -> Iterator[str]:
+    from tramark.evidence.findings import shown
+
+    proven = "" if found.holds else " (not proven)"
+    accused = ", ".join(map(shown, found.clients)) or shown(found.finding)
+    yield f"suspect: {shown(found.suspect)}"
+    yield f"finding: {accused}{proven}"
+    yield f"error: at most {found.false_accusation_bound:g} in this case" + (
+        "" if found.spent is None else f", {found.spent:g} in the {found.case} cases of the vault so far"
+    )
+    yield f"public key: {found.fingerprint}"
+    for title, sentences in (
+        ("what lacks", found.lacking),
+        ("proven", found.proven),
+        ("the signers' word, not proven", found.unproven),
+    ):
+        if sentences:
+            yield from ("", f"{title}:", *(f"  - {sentence}" for sentence in sentences))
+
+
+@app.command()
+def check_base(
+    annex: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="The annex of the case.")],
+    model: Annotated[str, typer.Argument(help="An unmarked model of the task: a file as `tramark trace` takes it.")],
+    architecture: Annotated[
+        str | None, typer.Option("--model", help="Function that makes the model, if the file holds weights only.")
+    ] = None,
+    conventions: Annotated[
+        Path | None, existing_file(help="JSON file that says how the model is fed and its labels are read.")
+    ] = None,
+    decrypt: DecryptKey = None,
+) -> None:
+    """Ask an unmarked model the questions of an annex. It must not answer as the accused: that would show framing.
+
+    Exit code 0: it does not; 6: it does, so the questions were made to fit, or the model knows the accused's answers.
+    """
+    from tramark.evidence.annex import decrypted, read_annex
+    from tramark.evidence.findings import shown
+    from tramark.suspects.conventions import Conventions
+    from tramark.suspects.files import factory, open_suspect
+    from tramark.tracing.unmarked import ask_unmarked
+
+    opened = read_annex(decrypted(annex.read_bytes(), _private_key(decrypt) if decrypt else None))
+    base = open_suspect(
+        model,
+        conventions=read_as(Conventions, conventions) if conventions else Conventions(),
+        model=factory(architecture) if architecture else None,
+    )
+    found = ask_unmarked(opened, base)
+    for client, likeness in found.items():
+        typer.echo(
+            f"{shown(client)}: the unmarked model gives {likeness.matches} of its {likeness.answered} answers "
+            f"(p-value {likeness.p_value:.2g}){': the accusation is in doubt' if likeness.doubtful else ''}"
+        )
+    if any(likeness.doubtful for likeness in found.values()):
+        raise typer.Exit(UNPROVEN)
+
+
+def _hex(text: str) -> bytes:
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        raise SettingError(f"{text!r} is not in hex: give a beacon's value as it is published") from None
+
+
+def _private_key(path: Path) -> "PrivateKeyTypes":
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    try:
+        return load_pem_private_key(path.read_bytes(), password=None)
+    except (ValueError, TypeError):
+        raise SettingError(f"{path} holds no private key in PEM without a password") from None
+
+
+def _public_key(path: Path) -> "PublicKeyTypes":
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+    try:
+        return load_pem_public_key(path.read_bytes())
+    except ValueError:
+        raise SettingError(f"{path} holds no public key in PEM") from None

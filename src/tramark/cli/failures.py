@@ -3,8 +3,8 @@
 import errno
 import traceback
 
-from tramark.cli.common import BUG, INTERRUPTED, MISTAKE, console
-from tramark.errors import TramarkError, one_line
+from tramark.cli.common import BUG, FORGED, INTERRUPTED, MISTAKE, UNREADABLE, console
+from tramark.errors import BadProof, TramarkError, Unreadable, one_line
 
 
 def exit_code_for(error: Exception | SystemExit, *, debug: bool) -> int | str | None:
@@ -17,6 +17,8 @@ def exit_code_for(error: Exception | SystemExit, *, debug: bool) -> int | str | 
         console.print("".join(traceback.format_exception(error)), markup=False, highlight=False, soft_wrap=True, end="")
     if isinstance(error, TramarkError):
         _say(f"tramark: {_flat(str(error))}")
+        if isinstance(error, BadProof):
+            return UNREADABLE if isinstance(error, Unreadable) else FORGED
         return MISTAKE
     if isinstance(error, OSError) and error.errno is not None:
         files = " and ".join(str(name) for name in (error.filename, error.filename2) if name is not None)

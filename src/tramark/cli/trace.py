@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from tramark.suspects.conventions import Conventions
     from tramark.suspects.http import HttpOptions
     from tramark.suspects.json_api import JsonTemplate
-    from tramark.tracing.verdict import Verdict
-    from tramark.vault.store import Vault
 
 
 def trace_command(
@@ -84,7 +82,10 @@ def trace_command(
         bool, typer.Option("--dry-run", help="Show what would be asked, and send nothing to the suspect.")
     ] = False,
     report: Annotated[
-        Path | None, typer.Option(file_okay=False, help="Folder to write report.html and the signed evidence.json to.")
+        Path | None,
+        typer.Option(
+            file_okay=False, help="Folder to write report.html, public.html and the signed statement.json to."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
     key_file: KeyFile = None,
@@ -144,6 +145,7 @@ def trace_suspect(
     from tramark.suspects.files import open_suspect
     from tramark.suspects.inference import V2Suspect
     from tramark.suspects.json_api import JsonSuspect
+    from tramark.tracing.handover import findings_of, make_statement
     from tramark.tracing.suspected import suspected_at
     from tramark.tracing.trace import trace
 
@@ -193,11 +195,12 @@ def trace_suspect(
                 raise
         if report is not None:
             assert verdict.case is not None
-            described = verdict.case.suspect.words
-            bundle = None
+            statement = findings = None
             if verdict.false_accusation_bound is not None and verdict.transcript:
-                bundle = _exported(vault, verdict, described)
-            write_report(report, verdict, keyring, suspect=described, bundle=bundle)
+                statement = make_statement(vault, verdict.case)
+                findings = findings_of(vault, verdict.case, statement)
+            described = verdict.case.suspect.words
+            write_report(report, verdict, keyring, suspect=described, statement=statement, findings=findings)
     if as_json:
         typer.echo(json.dumps(verdict.to_dict()))
     else:
@@ -207,14 +210,3 @@ def trace_suspect(
         repeated = f" With those repeated, {sent} were sent." if sent > verdict.queries - earlier else ""
         typer.echo("\n".join([headline, how_sure, *facts(verdict), f"{verdict.queries} queries.{repeated}"]))
     return EXIT[verdict.finding]
-
-
-def _exported(vault: "Vault", verdict: "Verdict", suspect: str) -> dict[str, Any]:
-    """The bundle of a verdict. What it opens is burned before anybody has it."""
-    from tramark.tracing.bundle import make_bundle
-
-    assert verdict.case is not None
-    bundle = make_bundle(vault, verdict, suspect=suspect)
-    opened = dict.fromkeys((proof["client"] for proof in bundle["answers"]), verdict.case.questions)
-    vault.cases.burn(verdict.case, opened, "evidence was exported")
-    return bundle

@@ -50,7 +50,7 @@ def log(
 
 def _line(entry: "Entry") -> str:
     """An entry for people: number, time, event, and what else it says, with digests cut short."""
-    from tramark.evidence.findings import utc
+    from tramark.evidence.published import utc
 
     said = {name: value for name, value in entry.items() if name not in ("n", "time", "event", "previous")}
     details = "  ".join(f"{name} {_word(value)}" for name, value in said.items())
@@ -95,7 +95,7 @@ def head(
 
 def restored_words(entry: "Entry") -> str:
     """What an entry about a restored backup means."""
-    from tramark.evidence.findings import utc
+    from tramark.evidence.published import utc
 
     return (
         f"restored on {utc(entry['time'])} from a backup with {entry['entries']} entries: what was logged after that "

@@ -170,6 +170,38 @@ def add_client(
 
 
 @app.command()
+def timestamp(
+    vault: VaultPath,
+    tsa: Annotated[str, typer.Option(help="URL of a time-stamping authority (RFC 3161).")],
+    out: Annotated[Path, typer.Option(dir_okay=False, help="File for the time stamp, to be published.")],
+    key_file: KeyFile = None,
+) -> None:
+    """Have an authority stamp the newest commitment, so that its date is not only the operator's word."""
+    from tramark.vault.files import replace_file
+    from tramark.vault.timestamps import stamp, tokens
+
+    with open_vault(vault, key_file) as opened:
+        time, newest = stamp(opened, tsa), opened.commitments[-1]
+        replace_file(out, tokens(opened)[newest.digest])
+    typer.echo(f"commitment {newest.number} ({newest.digest}) existed on {time:%Y-%m-%d %H:%M:%S} UTC: publish {out}")
+
+
+@app.command()
+def reveal(
+    vault: VaultPath,
+    value: Annotated[str, typer.Argument(help="The value (hex) of the beacon that the last commitment names.")],
+    key_file: KeyFile = None,
+) -> None:
+    """Add the value of a public beacon to the answers that wait for it."""
+    with open_vault(vault, key_file) as opened:
+        try:
+            opened.reveal(bytes.fromhex(value))
+        except ValueError as error:
+            raise SettingError(f"{value!r} is no beacon's value: {error}") from None
+    typer.echo("the answers are drawn")
+
+
+@app.command()
 def rotate(
     vault: VaultPath,
     key_file: KeyFile = None,

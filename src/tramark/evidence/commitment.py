@@ -21,6 +21,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from tramark.errors import BadProof
+from tramark.evidence.beacon import Beacon, from_plain
 from tramark.evidence.merkle import climb, leaf_hash
 
 
@@ -63,7 +64,7 @@ def _signed(purpose: str, message: bytes) -> bytes:
     return b"tramark " + purpose.encode() + b"\0" + message
 
 
-_LATER = ("simulated", "endorsement")
+_LATER = ("simulated", "endorsement", "beacon")
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,8 @@ class Commitment:
     pool that are asked from then on, in their order. With code answers, a later commitment has either no questions,
     or all those chosen, in that order, as they were retouched. `simulated` says that the secret comes from a seed, so
     that the commitment proves nothing. If `public_key` is not that of the commitment before, `endorsement` is that
-    one's signature.
+    one's signature. `beacon` is a public beacon's later round, whose
+    value is added to the answers.
     """
 
     vault: str
@@ -92,6 +94,7 @@ class Commitment:
     signature: str = ""
     simulated: bool = False
     endorsement: str = ""
+    beacon: Beacon | None = None
 
     @property
     def body(self) -> bytes:
@@ -128,7 +131,8 @@ class Commitment:
             values = {name: natural(plain[name]) for name in ("number", "classes")}
             spans = {name: (natural(plain[name][0]), natural(plain[name][1])) for name in ("clients", "questions")}
             chosen = tuple(natural(question) for question in plain["chosen"])
-            found = cls(**{**plain, **values, **spans, "chosen": chosen})
+            beacon = from_plain(plain.get("beacon"))
+            found = cls(**{**plain, **values, **spans, "chosen": chosen, "beacon": beacon})
             if found.to_dict() != plain or type(found.simulated) is not bool:
                 raise ValueError
             return found

@@ -1,19 +1,22 @@
-"""What a checked bundle shows, and how to say it in words: what is proven, and what no bundle can prove."""
+"""What checked evidence shows, and how to say it in words: what is proven, and what it cannot prove."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from itertools import pairwise, takewhile
+from itertools import pairwise
 from typing import Any
 
 from tramark.evidence.commitment import Commitment, sha256, signers
 from tramark.evidence.looks import Finding
 from tramark.evidence.premise import ASSUMED, Premise
+from tramark.evidence.published import choice_of, made_by, utc
+
+AT_MOST = 1e-6
+"""The largest bound on false accusations at which an accusation is taken as proven, unless the reader says so."""
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What a bundle shows, as checked.
+    """What a statement with its annex, or an old bundle, shows, as checked.
 
     Parameters
     ----------
@@ -26,6 +29,9 @@ class Findings:
     matches, e_values, p_values : of the accused alone, computed from the opened answers.
     proven, unproven : in words, what was checked, and what no bundle can show.
     premise : if nobody is accused, what the signer knew or assumed of the marks that were issued.
+    lacking : in words, what the reader would have to be shown for the finding to be proven; empty if it is.
+    case, spent : the case's number in the vault, and the error spent over the vault's life; None for old bundles.
+    signers : the public keys (hex) of all who signed.
     """
 
     finding: Finding
@@ -47,6 +53,15 @@ class Findings:
     proven: tuple[str, ...]
     unproven: tuple[str, ...]
     premise: Premise = ASSUMED
+    lacking: tuple[str, ...] = ()
+    case: int | None = None
+    spent: float | None = None
+    signers: tuple[str, ...] = ()
+
+    @property
+    def holds(self) -> bool:
+        """Whether the finding is proven to the reader, with what the reader gave."""
+        return not self.lacking
 
     @property
     def fingerprint(self) -> str:
@@ -68,32 +83,39 @@ def fingerprint(public_key: str) -> str:
     return " ".join(digest[i : i + 4] for i in range(0, 40, 4))
 
 
-def utc(time: str) -> str:
-    """A time in ISO 8601 as people read it.
+def same_key(given: str, public_key: str) -> bool:
+    """Whether a public key (hex) is the one that was given, in hex or by its fingerprint.
 
-    >>> utc("2026-03-01T13:00:00.250+01:00")
-    '2026-03-01 12:00:00 UTC'
+    >>> same_key("66687AAD f862bd776c8fc18b8e9f8e2008971485", "00" * 32)
+    True
     """
-    return f"{time_of(time).astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+    word = "".join(given.split()).lower()
+    return word in (public_key, fingerprint(public_key).replace(" ", ""))
 
 
-def time_of(text: str) -> datetime:
-    """A time in ISO 8601, which must have a time zone."""
-    time = datetime.fromisoformat(text)
-    if time.tzinfo is None:
-        raise ValueError(f"{text} has no time zone")
-    return time
+def shown(name: str) -> str:
+    """A name as a terminal may show it: in quotes, and with escapes, unless it is of letters, digits and a few signs.
+
+    >>> shown("client-3"), shown("x\\nproven:")
+    ('client-3', "'x\\\\nproven:'")
+    """
+    return name if name and all(c.isascii() and (c.isalnum() or c in "-_.@:/") for c in name) else repr(name)
 
 
-def choice_of(links: Sequence[Commitment]) -> Commitment:
-    """The commitment that chose the questions in use, or retouched them."""
-    chose = links[-1 - sum(1 for _ in takewhile(lambda link: link.chosen == links[-1].chosen, links[-2::-1]))]
-    return max(chose, made_by(links), key=lambda link: link.number)
+def too_weak(accused: Sequence[str], bound: float, at_most: float) -> Iterator[str]:
+    """What lacks if nobody is accused, or if the bound is larger than the reader takes for proof."""
+    if not accused:
+        yield "That nobody is to be accused: to show it, everybody's answers would have to be opened."
+    elif bound > at_most:
+        yield f"The accusation, at the error that you allow: its bound is {bound:g}, and {at_most:g} is wanted."
 
 
-def made_by(links: Sequence[Commitment]) -> Commitment:
-    """The commitment that has the questions in use as they are asked: the last one with any questions."""
-    return next(link for link in reversed(links) if link.questions[1])
+def left_out(everybody: int, clients: int) -> str:
+    """What lacks if the evidence does not suffice with the clients that joined since then."""
+    return (
+        f"That no more than {clients} clients had joined when the case was opened: with all {everybody} of the "
+        "published commitments, the evidence does not suffice. Give the commitment.json that was published before that."
+    )
 
 
 def proven(

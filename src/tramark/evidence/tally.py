@@ -157,10 +157,10 @@ class Company(Evidence):
         total, missed = int(matched.sum()), ~matched
         missed[burned] = False
         present = len(matched) - len(burned)
-        self._log_ratios[matched] += np.log(self._rates(max(0, total - 1), present) * self.classes)
-        self._log_ratios[missed] += np.log((1 - self._rates(total, present)) / (1 - 1 / self.classes))
+        self._log_ratios[matched] += np.log(self.rates(max(0, total - 1), present) * self.classes)
+        self._log_ratios[missed] += np.log((1 - self.rates(total, present)) / (1 - 1 / self.classes))
 
-    def _rates(self, others: int, present: int) -> Floats:
+    def rates(self, others: int, present: int) -> Floats:
         """The probability that a colluder matches if `others` of the clients `present` do, by kind of collusion."""
         colluders, surviving = np.array(COLLUDING).T
         own = surviving / colluders

@@ -1,282 +1,302 @@
-"""Check an evidence bundle: what a verdict rests on, signed, for an opponent to check without the vault.
+"""Check a statement and its annex: no vault, no secret and no torch is needed.
 
-A bundle has the transcript with every input that was asked, the chain of commitments, and openings. The openings show
-that these inputs, and the accused clients' answers to them, are what was committed to. A bundle opens nothing else:
-no question that was not asked, and no answer of a client that is not accused, unless a client is accused by the
-company look, which takes everybody's answers. `verify_bundle` checks all of it and weighs the evidence again from the
-opened answers; `Findings` say what that proves and what it cannot prove. A bundle is one canonical JSON text, so no
-byte of it can change unnoticed. docs/report.md has its fields.
+What the annex proves is weighed again from the opened answers; whatever else the statement says must follow from the
+annex's record. `BadProof` is raised for what is forged, or signed by the wrong key; `Unreadable` for what is no
+evidence at all. Evidence that is in order may still not prove its finding to this reader, for want of the annex, of a
+published commitment or of a small enough error: `Findings.lacking` says why. docs/statement.md has the list of checks.
 """
 
-import base64
-import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import hashlib
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import chain, islice
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from tramark.errors import BadProof
-from tramark.evidence import commitment as commitments
-from tramark.evidence.commitment import Commitment, canonical, natural
-from tramark.evidence.findings import Findings, made_by, proven, time_of, unproven
-from tramark.evidence.looks import POWER, Finding, Query, conclude, finding_of, weigh
+from tramark.evidence.annex import Annex, anchor_of, read_annex
+from tramark.evidence.commitment import Commitment, natural
+from tramark.evidence.dsse import Envelope
+from tramark.evidence.findings import AT_MOST, Findings, fingerprint, left_out, same_key, shown, too_weak
 from tramark.evidence.premise import ASSUMED, Premise
-from tramark.evidence.statistics import NO_ANSWER
+from tramark.evidence.published import (
+    check_order,
+    check_published,
+    choice_of,
+    federation,
+    lacking,
+    time_of,
+    utc,
+)
+from tramark.evidence.reweigh import Weighed, alone, in_company, others_of
+from tramark.evidence.statement import read_statement, statement_of
+from tramark.evidence.statistics import p_values
+from tramark.evidence.timestamp import stamped
 
-FORMAT = "tramark evidence 1"
-RULE = "e-values 2"
-
-_FIELDS = {
-    "format",
-    "time",
-    "suspect",
-    "notes",
-    "verdict",
-    "parameters",
-    "input",
-    "transcript",
-    "commitments",
-    "questions",
-    "answers",
-    "signature",
-}
-
-_IN_COMPANY = ", if it counts who else was to give each answer"
-
-# More than any keyring has; it keeps a forged number from filling the memory.
-_MOST_VARIANTS = 2**16
+# JSON has no infinity, and evidence beyond 1e300 convinces nobody more.
+_MOST_LOG_E = 300 * math.log(10)
 
 
-def read_published(text: bytes) -> list[Commitment]:
-    """The commitments of a vault's `commitment.json`; anything else raises `BadProof`."""
-    try:
-        plain = json.loads(text)["commitments"]
-        return [Commitment.from_dict(item) for item in plain]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        raise BadProof("this is not a published commitment: it should be a vault's commitment.json") from None
-
-
-def verify_bundle(
-    bundle: Mapping[str, Any] | bytes, *, public_key: str | None = None, published: Sequence[Commitment] | None = None
-) -> Findings:
-    """The findings of a bundle; `BadProof` if anything in it is not as it must be. It needs no vault and no secret.
+@dataclass(frozen=True)
+class Known:
+    """What the reader knows from elsewhere than from the evidence.
 
     Parameters
     ----------
-    bundle : the bytes of its file, in which not even a space may differ, or its values.
-    public_key : the key (hex) that must have signed it, from a source other than the bundle. It may be one that has
-        handed over to the signer's.
-    published : the commitments as they were published, with which those of the bundle must agree.
+    published : the federation's commitments.
+    keys : public keys, in hex or by fingerprint, all of which must have signed.
+    at_most : the largest bound on false accusations at which an accusation is taken as proven.
+    tokens, authority : time stamps of commitments, and the certificates (PEM) of the authority that made them.
+    beacons : values of public beacons that commitments name.
     """
+
+    published: Sequence[Commitment] | None = None
+    keys: tuple[str, ...] = ()
+    at_most: float = AT_MOST
+    tokens: tuple[bytes, ...] = ()
+    authority: bytes | None = None
+    beacons: tuple[bytes, ...] = field(default=())
+
+
+def verify_statement(statement: bytes, annex: bytes | None = None, known: Known | None = None) -> Findings:
+    """The findings of a statement, proven by its annex; `BadProof` if anything is not as it must be.
+
+    Parameters
+    ----------
+    statement : the bytes of its file.
+    annex : the bytes of the annex, decrypted. Without it, nothing is proven but who signed.
+    known : what the reader knows from elsewhere.
+    """
+    known = known or Known()
+    envelope, plain = read_statement(statement)
+    for key in known.keys:
+        if not any(same_key(key, signer) for signer in envelope.signers()):
+            raise BadProof(f"the statement is not signed with the key {shown(key)}")
     try:
-        text = bundle if isinstance(bundle, bytes) else canonical(bundle)
-        plain = json.loads(text)
-        exact = canonical(plain) == text
-    except (ValueError, TypeError, RecursionError):
-        raise BadProof("this is not an evidence bundle: it is not JSON") from None
-    if not isinstance(plain, dict) or plain.get("format") != FORMAT:
-        raise BadProof(f"this is not an evidence bundle that this version knows: its format is not {FORMAT!r}")
-    if not exact:
-        raise BadProof("the bundle was changed: it is not the canonical text of what it says")
-    try:
-        case = _checked(plain, public_key, published)
+        if annex is None:
+            return _claimed(plain, envelope, known)
+        opened = read_annex(annex)
+        _check_statement(plain, opened, hashlib.sha256(annex).hexdigest())
+        return _proven(plain, envelope, opened, known)
     except (TypeError, KeyError, IndexError, ValueError, AttributeError, ArithmeticError):
-        raise BadProof("this is not a well-formed evidence bundle") from None
-    return _weighed(plain, case)
+        raise BadProof("this is not a well-formed statement") from None
 
 
-class _Case(NamedTuple):
-    """What a bundle says, after everything but the weight of the evidence is checked."""
-
-    links: Sequence[Commitment]
-    order: Sequence[int]
-    variants: int
-    bound: float
-    known: Mapping[Query, int]
-    finding: Finding
-    accused: Sequence[str]
-    premise: Premise
-    opened: Mapping[str, Mapping[int, int]]
-    proven: tuple[str, ...]
-    unproven: tuple[str, ...]
-
-
-def _checked(plain: dict[str, Any], public_key: str | None, published: Sequence[Commitment] | None) -> _Case:
-    if plain.keys() != _FIELDS or not all(type(plain[name]) is str for name in ("suspect", "notes")):
+def _check_statement(plain: Mapping[str, Any], annex: Annex, digest: str) -> None:
+    """Raise `BadProof` unless the statement says what follows from the annex, as far as the annex says anything."""
+    predicate = plain["predicate"]
+    if predicate["annex"] != {"sha256": digest}:
+        raise BadProof("this annex is not the one that the statement names")
+    entries, head = predicate["log"]
+    if type(predicate["simulated"]) is not bool or type(head) is not str or natural(entries) < annex.case.head[0]:
         raise ValueError
-    links = [Commitment.from_dict(item) for item in plain["commitments"]]
-    commitments.verify_chain(links)
-    time, keys = time_of(plain["time"]), commitments.signers(links)
-    signed = canonical({name: value for name, value in plain.items() if name != "signature"})
-    commitments.verify_signature(keys[-1], "evidence", signed, plain["signature"])
-    if public_key is not None and public_key not in keys:
-        raise BadProof("the bundle is signed with another key than the one given")
-    if published is not None:
-        _check_published(links, published, time)
-
-    order, variants, bound = _parameters(plain["parameters"], links)
-    known = _transcript(plain, order, variants)
-    _check_inputs(plain, links, variants)
-    finding, accused, premise = _claim(plain["verdict"], len(known))
-    opened = {proof["client"]: commitments.verify_answers(proof, links) for proof in plain["answers"]}
-    if len(opened) < len(plain["answers"]) or (list(opened) != accused and not _everybody(opened, accused, links)):
-        raise BadProof("the answers that are opened are not those of the accused, nor those of everybody")
-    if any(answers.keys() != {question for question, _ in known} for answers in opened.values()):
-        raise BadProof("the answers that are opened are not those to the questions that were asked")
-    knows: dict[str, Any] = {"given": public_key, "published": published}
-    said = tuple(proven(plain, links, **knows))
-    unsaid = unproven(plain, links, premise if finding == "nobody" else None, **knows)
-    return _Case(links, order, variants, bound, known, finding, accused, premise, opened, said, unsaid)
-
-
-def _weighed(plain: Mapping[str, Any], case: _Case) -> Findings:
-    first, federation = case.links[0], _federation(case.links)
-    # If nobody is accused, the answers are still counted: against a client that never matches.
-    rows = list(case.opened.values()) or [{}]
-    looks = weigh(
-        lambda plan: (case.known[query] for query in plan if query in case.known),
-        np.array([[answers.get(question, NO_ANSWER) for question in case.order] for answers in rows]),
-        case.order,
-        variants=case.variants,
-        clients=federation,
-        classes=first.classes,
-        false_accusation=case.bound,
-        # When a trace stops depends on everybody's answers. All that was asked is weighed here: an accusation is final.
-        exhaustive=True,
+    expected = statement_of(
+        annex.case,
+        vault=annex.links[0].vault,
+        commitments=len(annex.links),
+        annex=digest,
+        simulated=predicate["simulated"],
+        log=predicate["log"],
+        time=predicate["time"],
     )
-    outcome, clients = conclude(looks, case.premise.surviving), list(case.opened)
-    power = max(look.power_by_matches(case.premise.surviving) for look in looks)
-    if case.finding == "nobody" and power < POWER:
-        raise BadProof("the answers do not suffice to clear everybody, even if they match nobody's")
-    reached = {clients[row] for row in outcome.accused}
-    if innocent := [client for client in case.accused if client not in reached]:
+    if plain != expected:
+        raise BadProof("the statement does not say what its annex proves")
+
+
+def _proven(plain: Mapping[str, Any], envelope: Envelope, annex: Annex, known: Known) -> Findings:
+    case, links, closed = annex.case, annex.links, annex.case.closed
+    assert closed is not None
+    check_order(links, case.opened, closed.time, plain["predicate"]["time"])
+    if known.published is not None:
+        check_published(links, known.published)
+    _check_signer(envelope, links, known.published)
+    weighed = {client: _weighed(client, annex) for client in closed.clients}
+    needed = math.log(case.clients / case.false_accusation)
+    if innocent := [client for client, weight in weighed.items() if weight.log_e < needed]:
         raise BadProof(f"the evidence does not suffice to accuse {' and '.join(map(repr, innocent))}")
-    matches, e_values, p_values = (
-        {client: values[clients.index(client)] for client in case.accused}
-        for values in (outcome.shown.matches.tolist(), outcome.e_values.tolist(), outcome.shown.p().tolist())
-    )
-    answered, needed = outcome.shown.answered, federation / case.bound
-    in_company = _IN_COMPANY * _everybody(case.opened, case.accused, case.links)
+    joined = [annex.joined[client] for client in closed.clients]
+    times = stamped(known.tokens, links, known.authority) if known.authority else {}
+    lacks = [*lacking(links, known.published, joined), *too_weak(closed.clients, case.false_accusation, known.at_most)]
+    everybody = federation(links, known.published)
+    if weighed and min(weight.log_e for weight in weighed.values()) < math.log(everybody / case.false_accusation):
+        lacks.append(left_out(everybody, case.clients))
+    lacks += _questions_lack(annex)
+    lacks += _dates_lack(annex, times, joined)
+    if plain["predicate"]["simulated"]:
+        lacks.append("Anything about a real federation: the vault is a simulation's, whose secret anybody can compute.")
     return Findings(
-        finding=case.finding,
-        clients=tuple(case.accused),
-        suspect=plain["suspect"],
-        notes=plain["notes"],
-        time=plain["time"],
-        vault=first.vault,
-        public_key=case.links[-1].public_key,
-        federation=federation,
-        classes=first.classes,
-        false_accusation_bound=case.bound,
-        needed=needed,
-        queries=len(case.known),
-        answered=answered,
-        matches=matches,
-        e_values=e_values,
-        p_values=p_values,
-        proven=(
-            *case.proven,
-            *(
-                f"{client!r} was to answer {matches[client]} of {answered} questions as the suspect does. Its "
-                f"e-value reached {e_values[client]:.3g}{in_company}, and {needed:.3g} is needed "
-                f"to accuse one of {federation} clients at a bound of {case.bound:g}."
-                for client in case.accused
-            ),
-        ),
-        unproven=case.unproven,
-        premise=case.premise,
+        finding=closed.finding,
+        clients=closed.clients,
+        suspect=case.suspect.words,
+        notes="",
+        time=closed.time,
+        vault=links[0].vault,
+        public_key=links[-1].public_key,
+        federation=case.clients,
+        classes=case.classes,
+        false_accusation_bound=case.false_accusation,
+        needed=case.clients / case.false_accusation,
+        queries=len(case.asked),
+        answered=plain["predicate"]["questions"]["answered"],
+        matches={client: weight.matches for client, weight in weighed.items()},
+        e_values={client: math.exp(min(weight.log_e, _MOST_LOG_E)) for client, weight in weighed.items()},
+        p_values={
+            client: float(p_values(weight.counted, case.classes)[weight.matches]) for client, weight in weighed.items()
+        },
+        proven=tuple(_proofs(annex, envelope, known, weighed, times)),
+        unproven=tuple(_words(plain, annex, known, times)),
+        premise=closed.premise,
+        lacking=tuple(lacks),
+        case=case.number,
+        spent=case.spent,
+        signers=envelope.signers(),
     )
 
 
-def _federation(links: Sequence[Commitment]) -> int:
-    """The number of clients that are committed to."""
-    return sum(links[-1].clients)
+def _weighed(client: str, annex: Annex) -> Weighed:
+    """The evidence against one of the accused, as the look weighs it that accuses it."""
+    case, own, sizes = annex.case, annex.accused[client], {"clients": annex.case.clients, "classes": annex.case.classes}
+    if case.closed is not None and client in case.closed.by_company:
+        others = others_of(client, {**annex.accused, **annex.company}, annex.known)
+        return in_company(own, annex.known, case.order, others, **sizes)
+    return alone(own, annex.known, case.order, variants=case.variants, **sizes)
 
 
-def _everybody(opened: Collection[str], accused: Sequence[str], links: Sequence[Commitment]) -> bool:
-    """Whether the answers of all clients are opened, as the company look needs them."""
-    return len(opened) == _federation(links) and set(accused) <= set(opened)
+def _check_signer(envelope: Envelope, links: Sequence[Commitment], published: Sequence[Commitment] | None) -> None:
+    if not {link.public_key for link in (*links, *(published or ()))} & set(envelope.signers()):
+        raise BadProof("the statement is not signed with the key of the commitments")
 
 
-def _parameters(plain: Mapping[str, Any], links: Sequence[Commitment]) -> tuple[list[int], int, float]:
-    """The order of the questions, the number of variants and the bound; the other parameters must be as committed."""
-    first, order, federation = links[0], list(links[-1].chosen), _federation(links)
-    expected = {"rule": RULE, "clients": federation, "classes": first.classes}
-    variants, text = natural(plain["variants"]), plain["false_accusation_bound"]
-    if plain != expected | {"variants": variants, "false_accusation_bound": text}:
-        raise BadProof("the parameters are not those that were committed to")
-    if first.assignment != "code" or first.classes < 2 or federation < 1:
-        raise BadProof("only code answers have a bound on false accusations that could be checked")
-    bound = float(text)
-    if repr(bound) != text or not 0 < bound < 1 or not 0 < variants <= _MOST_VARIANTS:
+def _questions_lack(annex: Annex) -> Iterator[str]:
+    """What lacks if questions were not asked in the committed order, or not counted: both could be picked to fit."""
+    case = annex.case
+    if case.order != annex.links[-1].chosen:
+        yield (
+            "That the order of the questions was not chosen to fit: it is not that of the commitment, because some "
+            "were burned by earlier cases. The vault's log shows it."
+        )
+    for client, questions in case.burned.items():
+        if questions:
+            yield (
+                f"That {len(questions)} questions do not count for {shown(client)} because earlier cases burned them, "
+                "and for no other reason. The vault's log shows it."
+            )
+
+
+def _dates_lack(annex: Annex, times: Mapping[int, datetime], joined: Iterable[int]) -> Iterator[str]:
+    """What lacks if an authority stamped a commitment only after the case was opened."""
+    needed = max((choice_of(annex.links).number, *joined))
+    # A commitment is at least as old as any that follows it.
+    stamps = [time for number, time in times.items() if number >= needed]
+    if stamps and min(stamps) > time_of(annex.case.opened):
+        yield f"That commitment {needed} is older than the case: it was time-stamped only when the case was open."
+
+
+def _proofs(
+    annex: Annex, envelope: Envelope, known: Known, weighed: Mapping[str, Weighed], times: Mapping[int, datetime]
+) -> Iterator[str]:
+    """What was checked, in sentences."""
+    case, links = annex.case, annex.links
+    keys = {link.public_key for link in (*links, *(known.published or ()))}
+    for signer in envelope.signers():
+        whose = "the federation's key" if signer in keys else "a key that no commitment has"
+        given = ", which you gave" if any(same_key(key, signer) for key in known.keys) else ""
+        yield f"The statement is signed with {whose}{given}: {fingerprint(signer)}."
+    if known.published:
+        yield f"The first {min(len(links), len(known.published))} of {len(links)} commitments are those you gave."
+    for number, time in times.items():
+        yield f"Commitment {number} existed on {utc(time.isoformat())}, as the time-stamping authority says."
+    yield (
+        f"The {len(case.asked)} inputs that were asked are of the {len(links[-1].chosen)} questions of commitment "
+        f"{choice_of(links).number}, in the order of the record, none left out."
+    )
+    for client, weight in weighed.items():
+        name = shown(client)
+        yield f"The answers shown of {name} are those of commitment {annex.joined[client]}."
+        yield (
+            f"{name} was to answer {weight.matches} of {weight.counted} questions as the record says the suspect did. "
+            f"Its e-value reached {math.exp(min(weight.log_e, _MOST_LOG_E)):.3g}, and "
+            f"{case.clients / case.false_accusation:.3g} is needed to accuse one of {case.clients} clients at a bound "
+            f"of {case.false_accusation:g}."
+        )
+        if _by_chance(client, annex, known, times):
+            yield f"The answers of {name} were drawn by the public beacon when the questions were settled already."
+
+
+def _words(plain: Mapping[str, Any], annex: Annex, known: Known, times: Mapping[int, datetime]) -> Iterator[str]:
+    """What rests on the signers' word, in sentences."""
+    case, closed = annex.case, annex.case.closed
+    assert closed is not None
+    if not times:
+        yield "When the commitments were made: without a time stamp their dates are the operator's word."
+    yield (
+        f"That the suspect, {shown(case.suspect.words)}, gave these answers, and that it was fed and read as the "
+        "record says: ask it again, all inputs are in the annex."
+    )
+    yield (
+        f"That this was case {case.number} of the vault, and that its cases have spent an error of {case.spent:g} so "
+        f"far: compare the log's head ({plain['predicate']['log'][0]} entries) with one from another time."
+    )
+    if case.identical:
+        yield "That the suspect equals a model that was issued: the vault's log shows it."
+    if closed.clients:
+        if not all(_by_chance(client, annex, known, times) for client in closed.clients):
+            yield (
+                "That the answers were drawn at random, and the questions made without a look at them: an operator who "
+                "made questions to fit is not excluded. An unmarked model must not answer as the accused does "
+                "(tramark evidence check-base), and an expert whom both sides trust can see it in the vault."
+            )
+        yield "That no more clients would have to be accused, and that no other case of this suspect was kept back."
+        yield "Who made the suspect: it knows the accused's answers, which are in the accused's model and in the vault."
+    else:
+        yield f"That marked models were issued, and that a leaker's mark survives {closed.premise.words}."
+
+
+def _by_chance(client: str, annex: Annex, known: Known, times: Mapping[int, datetime]) -> bool:
+    """Whether a beacon that the reader knows drew a client's answers after the questions were settled, provably."""
+    link = anchor_of(annex.links, annex.joined[client])
+    stamp = times.get(link.number)
+    if link.beacon is None or stamp is None:
+        return False
+    if not stamp < time_of(link.beacon.time) <= time_of(annex.case.opened):
+        return False
+    return annex.beacons.get(link.number) in known.beacons
+
+
+def _claimed(plain: Mapping[str, Any], envelope: Envelope, known: Known) -> Findings:
+    """What a statement says without its annex: all of it is the word of those who signed."""
+    predicate, subject = plain["predicate"], plain["subject"][0]
+    if known.published is not None:
+        check_published([], known.published)
+        _check_signer(envelope, [], known.published)
+    bound, clients = float(predicate["error"]["case"]), tuple(predicate["accused"])
+    time_of(predicate["time"])
+    words = (subject["name"], predicate["vault"], predicate["finding"], predicate["rule"], *clients)
+    if not all(type(word) is str for word in words) or not 0 < bound < 1:
         raise ValueError
-    return order, variants, bound
-
-
-def _transcript(plain: Mapping[str, Any], order: Sequence[int], variants: int) -> dict[Query, int]:
-    """The suspect's answers by query. The queries must be those of the rule, in its order, with none left out."""
-    steps = plain["transcript"]
-    known = {(natural(step["question"]), natural(step["variant"])): step["answer"] for step in steps}
-    if not known or any(type(answer) is not int or answer < NO_ANSWER for answer in known.values()):
-        raise ValueError
-    queries = [(step["question"], step["variant"]) for step in steps]
-    if queries != list(islice(_plan(order, variants), len(queries))):
-        raise BadProof("what was asked is not what the rule says: the questions in order, then their other variants")
-    return known
-
-
-def _plan(order: Sequence[int], variants: int) -> Iterator[Query]:
-    """All queries of a trace, in its order."""
-    again = ((question, variant) for question in order for variant in range(1, variants))
-    return chain(((question, 0) for question in order), again)
-
-
-def _check_inputs(plain: Mapping[str, Any], links: Sequence[Commitment], variants: int) -> None:
-    """Raise `BadProof` unless the inputs that were asked are those of the commitment that has them."""
-    proof, (dtype, shape) = plain["questions"], (plain["input"]["dtype"], plain["input"]["shape"])
-    committed = commitments.verify_questions(proof, links)
-    firsts = {part["first"] for part in proof["questions"]}
-    counts = {part["count"] for part in proof["questions"]}
-    if proof["commitment"] != made_by(links).number or len(firsts) > 1 or counts != {variants}:
-        raise BadProof("the questions that are opened are not those of their commitment, in all their variants")
-    if plain["input"].keys() != {"dtype", "shape"}:
-        raise ValueError
-    [held_out] = firsts
-    digests = {}
-    for step in plain["transcript"]:
-        if step.keys() != {"question", "variant", "answer", "input"}:
-            raise ValueError
-        data = base64.b64decode(step["input"], validate=True)
-        if base64.b64encode(data).decode() != step["input"]:
-            raise ValueError
-        committed_as = step["question"], held_out + step["variant"]
-        digests[committed_as] = commitments.array_digest(dtype, [natural(length) for length in shape], data)
-    if digests != committed:
-        raise BadProof("the inputs that were asked are not those that were committed to")
-
-
-def _claim(plain: Mapping[str, Any], queries: int) -> tuple[Finding, list[str], Premise]:
-    """The finding, the accused and the premise that the bundle claims. Bundles of early versions have no premise."""
-    finding, clients = plain["verdict"], list(plain["clients"])
-    premise = Premise.from_dict(plain["premise"]) if "premise" in plain else ASSUMED
-    if (
-        finding not in {finding_of(len(clients), cleared=cleared) for cleared in (True, False)}
-        or len(set(clients)) < len(clients)
-        or not all(type(client) is str for client in clients)
-        or natural(plain["queries"]) != queries
-        or len(plain) != 3 + ("premise" in plain)
-        or ("premise" in plain and clients)
-        or (finding == "nobody" and not premise.issued)
-    ):
-        raise BadProof("the verdict contradicts itself")
-    return finding, clients, premise
-
-
-def _check_published(links: Sequence[Commitment], published: Sequence[Commitment], time: datetime) -> None:
-    commitments.verify_chain(published)
-    if any(ours != theirs for ours, theirs in zip(links, published, strict=False)):
-        raise BadProof("the bundle's commitments are not those that were published")
-    if any(time_of(later.time) <= time for later in published[len(links) :]):
-        raise BadProof("the bundle leaves out clients that had joined before it was made")
+    premise = predicate["premise"]
+    return Findings(
+        finding=predicate["finding"],
+        clients=clients,
+        suspect=f"{subject['name']} ({', '.join(f'{kind} {value}' for kind, value in subject['digest'].items())})",
+        notes="",
+        time=predicate["case"]["closed"],
+        vault=predicate["vault"],
+        public_key=envelope.signers()[0],
+        federation=natural(predicate["clients"]),
+        classes=natural(predicate["classes"]),
+        false_accusation_bound=bound,
+        needed=natural(predicate["clients"]) / bound,
+        queries=natural(predicate["questions"]["queries"]),
+        answered=natural(predicate["questions"]["answered"]),
+        matches={},
+        e_values={},
+        p_values={},
+        proven=tuple(f"The statement is signed with the key {fingerprint(signer)}." for signer in envelope.signers()),
+        unproven=("All that it says is the word of those who signed it.",),
+        premise=ASSUMED if premise is None else Premise.from_dict(premise),
+        lacking=("What the statement says: its annex proves it, and was not given.",),
+        case=natural(predicate["case"]["number"]),
+        spent=float(predicate["error"]["vault"]),
+        signers=envelope.signers(),
+    )

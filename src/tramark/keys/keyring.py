@@ -65,6 +65,8 @@ class Keyring:
     pool : number of candidate questions of which `chosen` are used. Fixed beforehand, so that the choice can
         depend on the model, but never on the answers.
     train_variants, held_out_variants : noisy variants of each question to train on and to trace with.
+    beacons : from which client on (its number in `clients`) answers are shifted by which key (hex) of a public beacon;
+        an empty key is that of a value that is not out yet.
     """
 
     secret: bytes
@@ -78,6 +80,7 @@ class Keyring:
     held_out_variants: int = 4
     chosen: tuple[int, ...] = ()
     departed: frozenset[str] = frozenset()
+    beacons: tuple[tuple[int, str], ...] = ()
     _rendered: dict[tuple[Part, tuple[int, ...]], Tensor] = field(default_factory=dict, init=False, compare=False)
 
     def __repr__(self) -> str:
@@ -206,7 +209,8 @@ class Keyring:
         if self.assignment == "label":
             slot = self.clients.index(client)
             return Key(client, (slot,), (slot,))
-        return Key(client, self.chosen, tuple(self._answers([client], self.chosen)[0].tolist()))
+        number = self.clients.index(client)
+        return Key(client, self.chosen, tuple(self.codebook(clients=slice(number, number + 1))[0].tolist()))
 
     def codebook(self, questions: Sequence[int] | None = None, *, clients: slice = slice(None)) -> Tensor:
         """Everyone's answers to `questions` of the pool (those in use, unless told): clients × questions.
@@ -215,11 +219,21 @@ class Keyring:
         """
         if self.assignment == "label":
             raise SettingError("label answers have no codebook: each client has a question of its own")
-        return self._answers(self.clients[clients], self.chosen if questions is None else questions)
+        asked, rows = self.chosen if questions is None else questions, range(len(self.clients))[clients]
+        symbols = self._drawn(self.secret, rows, asked)
+        # Each beacon's key counts from its first client on, until the next one's.
+        for (first, key), (end, _) in zip(self.beacons, (*self.beacons[1:], (len(self.clients), "")), strict=False):
+            shifted = [place for place, row in enumerate(rows) if first <= row < end]
+            if shifted and not key:
+                raise SettingError("answers wait for the value of a public beacon: reveal it in the vault first")
+            if shifted:
+                symbols[shifted] += self._drawn(bytes.fromhex(key), [rows[place] for place in shifted], asked)
+        return symbols % self.classes
 
-    def _answers(self, clients: Sequence[str], questions: Sequence[int]) -> Tensor:
-        """Answers to any questions of the pool: clients × questions."""
-        return streams.codewords(self.secret, clients, questions, length=self.pool, symbols=self.classes)
+    def _drawn(self, secret: bytes, rows: Sequence[int], questions: Sequence[int]) -> Tensor:
+        """Symbols for clients (by number) and any questions of the pool: clients × questions."""
+        names = [self.clients[row] for row in rows]
+        return streams.codewords(secret, names, questions, length=self.pool, symbols=self.classes)
 
     def variants(self, part: Part) -> range:
         """The numbers of the variants that marks are made with ("train"), or that suspects are asked ("held-out")."""
@@ -262,6 +276,9 @@ class Keyring:
     def to_dict(self) -> dict[str, Any]:
         """Everything, secret included, as plain values. For a vault, never for a log."""
         plain = {one.name: getattr(self, one.name) for one in fields(self) if one.init and one.name != "source"}
+        if not self.beacons:
+            # Keyrings of early versions have none: their fingerprints must not change.
+            del plain["beacons"]
         return plain | {
             "secret": self.secret.hex(),
             "triggers": self.source.describe(),
@@ -279,6 +296,7 @@ class Keyring:
                 "clients": tuple(plain["clients"]),
                 "chosen": tuple(plain["chosen"]),
                 "departed": frozenset(plain["departed"]),
+                "beacons": tuple((first, key) for first, key in plain.get("beacons", ())),
                 "source": from_description(plain["triggers"], images=images),
             }
         )

@@ -1,13 +1,15 @@
-"""The report: a verdict as one HTML page for people, and as a signed bundle for those who want to check it.
+"""The report: a verdict as HTML pages for people, and as a signed statement for those who want to check it.
 
-The page stands alone: no script, font or picture comes from elsewhere. It is for the auditor, who holds the vault, so
-it says how often each client matches. It shows answers of the accused only, and only the questions that were asked.
+A page stands alone: no script, font or picture comes from elsewhere. `report.html` is for the auditor, who holds the
+vault, so it says how often each client matches. It shows answers of the accused only, and only the questions that were
+asked. `public.html` is for the outside: it has no figure about anybody who is not accused, no question and no answer.
 Its text is in `report.html.j2`; this module computes what the text needs: numbers, charts and pictures. The keyring
 itself never reaches the template.
 """
 
 import base64
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,10 +21,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tramark import __version__
-from tramark.evidence.commitment import canonical
-from tramark.evidence.findings import Findings, utc
+from tramark.evidence.dsse import Envelope
+from tramark.evidence.findings import Findings
+from tramark.evidence.published import utc
 from tramark.evidence.statistics import NO_ANSWER
-from tramark.evidence.verify import verify_bundle
 from tramark.keys.keyring import Keyring
 from tramark.report.charts import BARS, chance_limit, evidence_chart, histogram, matches_chart
 from tramark.report.growth import LINES, growth
@@ -32,9 +34,9 @@ from tramark.tracing.interview import Step
 from tramark.tracing.verdict import Verdict
 from tramark.vault.files import replace_file
 
-PAGE, EVIDENCE = "report.html", "evidence.json"
+PAGE, PUBLIC, STATEMENT = "report.html", "public.html", "statement.json"
 
-# The page is for looking at: further pictures, and larger ones, are in the bundle.
+# The page is for looking at: further pictures, and larger ones, are in the annex.
 _MOST_PICTURES = 240
 _LARGEST = 96
 _MOST_NUMBERS = 24
@@ -56,11 +58,12 @@ def write_report(
     keyring: Keyring,
     *,
     suspect: str,
-    bundle: Mapping[str, Any] | None = None,
+    statement: Envelope | None = None,
+    findings: Findings | None = None,
     notes: str = "",
     time: str | None = None,
 ) -> Path:
-    """Writes `report.html` and, if there is a bundle, `evidence.json` into a folder; returns the page's path.
+    """Writes `report.html`, `public.html` and, if there is one, `statement.json` into a folder; returns the first.
 
     Only their owner can read them: hand them out as you see fit.
 
@@ -68,18 +71,20 @@ def write_report(
     ----------
     verdict, keyring : of one `trace`.
     suspect : how the suspect is described; never a token.
-    bundle : from `make_bundle`; None for a rule without a bound, for which there is none.
-    notes, time : what else to say of the suspect, and when it was asked. A bundle's own come first.
+    statement, findings : from `make_statement` and `findings_of`; None for a rule without a bound.
+    notes, time : what else to say of the suspect, and when it was asked. The findings' own come first.
     """
     folder = Path(folder)
-    findings = None if bundle is None else verify_bundle(bundle)
-    page = report_page(verdict, keyring, suspect=suspect, findings=findings, notes=notes, time=time)
-    replace_file(folder / PAGE, page.encode())
-    if bundle is None:
+    for name, outside in ((PAGE, False), (PUBLIC, True)):
+        page = report_page(
+            verdict, keyring, suspect=suspect, findings=findings, notes=notes, time=time, outside=outside
+        )
+        replace_file(folder / name, page.encode())
+    if statement is None:
         # The evidence of an earlier trace must not stay beside this page.
-        (folder / EVIDENCE).unlink(missing_ok=True)
+        (folder / STATEMENT).unlink(missing_ok=True)
     else:
-        replace_file(folder / EVIDENCE, canonical(bundle))
+        replace_file(folder / STATEMENT, statement.text())
     return folder / PAGE
 
 
@@ -91,17 +96,19 @@ def report_page(
     findings: Findings | None = None,
     notes: str = "",
     time: str | None = None,
+    outside: bool = False,
 ) -> str:
-    """The page that `write_report` writes."""
+    """A page that `write_report` writes: the auditor's, or the one for the outside."""
     if findings is not None:
         if (findings.finding, findings.clients, findings.queries) != (
             verdict.finding,
             verdict.clients,
             verdict.queries,
         ):
-            raise ValueError("this bundle is of another verdict")
+            raise ValueError("this evidence is of another verdict")
         suspect, notes, time = findings.suspect, findings.notes, findings.time
-    headline, lead = verdict_sentence(verdict)
+    # Who could not be cleared is nobody's business but the auditor's.
+    headline, lead = verdict_sentence(replace(verdict, not_cleared=()) if outside else verdict)
     kind = "unbounded" if verdict.clients and verdict.false_accusation_bound is None else verdict.finding
     bound, clients = verdict.false_accusation_bound, len(keyring.clients)
     return _TEMPLATES.get_template("report.html.j2").render(
@@ -123,11 +130,14 @@ def report_page(
         by_company=verdict.by_company,
         premise=verdict.premise.words,
         findings=findings,
-        evidence=_evidence(verdict, keyring),
-        matches=_matches(verdict, keyring),
-        asked=_asked(verdict, keyring),
+        outside=outside,
+        evidence=None if outside else _evidence(verdict, keyring),
+        matches=None if outside else _matches(verdict, keyring),
+        asked=[] if outside else _asked(verdict, keyring),
         not_shown=max(0, len(verdict.transcript) - _MOST_PICTURES),
-        evidence_file=EVIDENCE,
+        case=None if verdict.case is None else verdict.case.number,
+        statement_file=STATEMENT,
+        public_file=PUBLIC,
         version=__version__,
     )
 

@@ -1,12 +1,12 @@
 """How a keyring may change once its vault is made: clients join and leave, questions are chosen and retouched."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from tramark.errors import VaultError
 from tramark.vault.log import Entry
 
-_MAY_CHANGE = {"clients", "departed", "chosen", "questions", "triggers"}
+_MAY_CHANGE = {"clients", "departed", "chosen", "questions", "triggers", "beacons"}
 
 
 class Changes(NamedTuple):
@@ -38,6 +38,28 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Changes:
     noted: list[Entry] = [{"event": "client-joined", "client": client} for client in sorted(away - gone)]
     noted += [{"event": "client-left", "client": client} for client in sorted(gone - away)]
     return Changes(committed, noted, retouched)
+
+
+def beacons_after(
+    old: Mapping[str, Any], new: Mapping[str, Any], committed: Collection[Entry], *, named: bool
+) -> list[list[Any]]:
+    """From which client on answers are shifted by which beacon's key, in a keyring that is committed to.
+
+    `named` says whether the new commitment names a beacon. Its value is not out yet, so its key is empty.
+    """
+    known: list[list[Any]] = old.get("beacons", [])
+    if new.get("beacons", []) != known:
+        raise VaultError(
+            "this keyring's answers are not those of the vault, to which a beacon was added: use vault.keyring"
+        )
+    if any(event["event"] == "questions-chosen" for event in committed):
+        return [[0, ""]] if named else []
+    joined = len(new["clients"]) > len(old["clients"])
+    if joined and named != bool(known):
+        raise VaultError(
+            "clients that join need a beacon of their own if the questions were settled with one, and none otherwise"
+        )
+    return [*known, [len(old["clients"]), ""]] if joined and named else known
 
 
 def _source(keyring: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from tramark.errors import Damaged, SettingError
+from tramark.evidence.beacon import Beacon
 from tramark.evidence.commitment import (
     Commitment,
     answer_leaf,
@@ -88,12 +89,14 @@ def commit(
     after: Commitment | None = None,
     retouched: bool = False,
     simulated: bool = False,
+    beacon: Beacon | None = None,
 ) -> tuple[Commitment, list[bytes]]:
     """A signed commitment to a keyring, and the leaves of its top tree, from which it is opened.
 
     After an earlier commitment, `after`, it covers the clients that joined since, and the questions that were chosen.
     With `retouched`, the chosen questions were also retouched since, and are committed to again. `simulated` says of
-    the first commitment, and so of all that follow, that the secret comes from a seed.
+    the first commitment, and so of all that follow, that the secret comes from a seed. `beacon` names
+    the round of a public beacon whose value will be added to the answers.
     """
     first = sum(after.clients) if after else 0
     clients = keyring.clients[first:]
@@ -118,6 +121,7 @@ def commit(
         root=MerkleTree(leaves).root.hex() if leaves else "",
         public_key=public_key(key),
         simulated=after.simulated if after else simulated,
+        beacon=beacon,
     )
     return replace(unsigned, signature=sign(key, "commitment", unsigned.body)), leaves
 
@@ -241,7 +245,8 @@ def answers_of(keyring: "Keyring", client: str) -> Branch:
         key = keyring.key(client)
         first, values = key.questions[0], list(key.answers)
     else:
-        alone = replace(keyring, clients=(client,), departed=frozenset())
+        # What a beacon adds later is no part of what is committed to.
+        alone = replace(keyring, clients=(client,), departed=frozenset(), beacons=())
         first, values = 0, alone.codebook(range(keyring.pool))[0].tolist()
     salts = _salts(keyring, "answers", client, count=len(values))
     name = sha256(client.encode())

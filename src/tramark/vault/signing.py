@@ -10,6 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from tramark.errors import SettingError
 from tramark.evidence import commitment as commitments
+from tramark.evidence.beacon import Beacon
 from tramark.vault import commit
 from tramark.vault.storage import COMMITMENTS, SIGNING, Storage, now
 
@@ -24,14 +25,20 @@ def sign(storage: Storage, purpose: str, message: bytes) -> str:
     """A signature by the vault's present key, for any purpose but the vault's own."""
     if purpose in OWN_PURPOSES:
         raise SettingError("commitments are signed by the vault itself")
-    return commitments.sign(_signing_key(storage), purpose, message)
+    return commitments.sign(signing_key(storage), purpose, message)
 
 
-def commit_again(storage: Storage, keyring: "Keyring", *, retouched: bool) -> tuple[str, bytes]:
+def commit_again(storage: Storage, keyring: "Keyring", *, retouched: bool, beacon: Beacon | None) -> tuple[str, bytes]:
     """The digest of a further commitment, to a keyring that has changed, and the chain with it, as bytes."""
     chain = storage.chain()
     added = commit.commit(
-        keyring, _signing_key(storage), vault=storage.id, time=now(), after=chain[-1][0], retouched=retouched
+        keyring,
+        signing_key(storage),
+        vault=storage.id,
+        time=now(),
+        after=chain[-1][0],
+        retouched=retouched,
+        beacon=beacon,
     )
     return added[0].digest, commit.chain_text([*chain, added])
 
@@ -39,7 +46,7 @@ def commit_again(storage: Storage, keyring: "Keyring", *, retouched: bool) -> tu
 def rotate(storage: Storage) -> tuple[str, str]:
     """Replace the signing key by a new one, and forget the old one; returns both public keys (hex)."""
     with storage.mutex:
-        chain, old, new = storage.chain(), _signing_key(storage), Ed25519PrivateKey.generate()
+        chain, old, new = storage.chain(), signing_key(storage), Ed25519PrivateKey.generate()
         added = commit.hand_over(chain[-1][0], old, new, time=now())
         public = commit.public_key(old), added.public_key
         rotated = {"event": "signing-key-rotated", "from": public[0], "to": public[1], "commitment": added.digest}
@@ -48,5 +55,6 @@ def rotate(storage: Storage) -> tuple[str, str]:
         return public
 
 
-def _signing_key(storage: Storage) -> Ed25519PrivateKey:
+def signing_key(storage: Storage) -> Ed25519PrivateKey:
+    """The vault's present signing key."""
     return Ed25519PrivateKey.from_private_bytes(storage.get(SIGNING))

@@ -13,12 +13,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from tramark.errors import NoKey, VaultError
+from tramark.evidence.beacon import Beacon, beacon_key
 from tramark.evidence.commitment import Commitment, canonical
+from tramark.evidence.dsse import Envelope
 from tramark.evidence.premise import Premise
 from tramark.vault import commit, signing
 from tramark.vault.audit import problems
 from tramark.vault.cases import BOOK, Cases, is_case
-from tramark.vault.changes import changes
+from tramark.vault.changes import beacons_after, changes
 from tramark.vault.create import new_vault
 from tramark.vault.lock import find_key
 from tramark.vault.log import Entry, issued, read_entries, set_back
@@ -140,23 +142,40 @@ class Vault:
         """The keyring as plain values, for when its questions' images must be found first. Secret."""
         return json.loads(self.storage.get(KEYRING))  # type: ignore[no-any-return]
 
-    def save_keyring(self, keyring: "Keyring", blobs: Mapping[str, bytes] | None = None) -> None:
+    def save_keyring(
+        self, keyring: "Keyring", blobs: Mapping[str, bytes] | None = None, *, beacon: Beacon | None = None
+    ) -> None:
         """Keep a keyring in which clients joined or left, or questions of the pool were chosen or retouched.
 
         The log says what changed, and new clients or other questions get a further signed commitment. `blobs` are put
-        with it, all or nothing.
+        with it, all or nothing. If the commitment names a `beacon`, answers wait until its value is revealed.
         """
         blobs = dict(blobs or {})
         with self.storage.mutex:
             old, new = self.sealed_keyring, json.loads(canonical(keyring.to_dict()))
             committed, noted, retouched = changes(old, new)
+            beacons = beacons_after(old, new, committed, named=beacon is not None)
+            new = {name: new[name] for name in new if name != "beacons"} | ({"beacons": beacons} if beacons else {})
             if committed or noted:
                 blobs[KEYRING] = canonical(new)
             if committed:
-                digest, blobs[COMMITMENTS] = signing.commit_again(self.storage, keyring, retouched=retouched)
+                digest, blobs[COMMITMENTS] = signing.commit_again(
+                    self.storage, keyring, retouched=retouched, beacon=beacon
+                )
                 committed = [event | {"commitment": digest} for event in committed]
             if blobs:
                 self.storage.commit([*committed, *noted], blobs, publish=bool(committed))
+
+    def reveal(self, value: bytes) -> None:
+        """Add the value of the beacon that the last commitment with one names to the answers that wait for it."""
+        with self.storage.mutex:
+            plain, links = self.sealed_keyring, [link for link in self.commitments if link.beacon]
+            waiting = [entry for entry in plain.get("beacons", []) if not entry[1]]
+            if not waiting:
+                raise VaultError("no answers wait for the value of a beacon")
+            waiting[-1][1] = beacon_key(value, links[-1].digest).hex()
+            revealed = {"event": "beacon-revealed", "commitment": links[-1].digest, "value": value.hex()}
+            self.storage.commit([revealed], {KEYRING: canonical(plain)})
 
     def save(self, keyring: "Keyring", state: Mapping[str, Any], report: Mapping[str, Any] | None = None) -> None:
         """Keep a server's keyring, its `state_dict()` and its last round's report, all or nothing."""
@@ -266,6 +285,10 @@ class Vault:
     def sign(self, purpose: str, message: bytes) -> str:
         """Sign with the key that signed the last commitment; `commitment.verify_signature` checks it."""
         return signing.sign(self.storage, purpose, message)
+
+    def signed(self, envelope: Envelope) -> Envelope:
+        """An envelope with the vault's signature."""
+        return envelope.signed(signing.signing_key(self.storage))
 
     def rotate(self, *, passphrase: str | None = None, key_file: str | Path | None = None) -> None:
         """Lock the vault with another passphrase or key file; nothing sealed is rewritten.

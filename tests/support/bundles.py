@@ -1,4 +1,4 @@
-"""Make an evidence bundle from a verdict and the vault: all that `verify_bundle` needs, and no other secret."""
+"""Write evidence bundles as versions before statements did, to test that they are still checked."""
 
 import base64
 import json
@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from tramark.errors import BadProof, SettingError
+from tramark.evidence.bundle import FORMAT, RULE, verify_bundle
 from tramark.evidence.commitment import canonical
-from tramark.evidence.verify import FORMAT, RULE, verify_bundle
 from tramark.tracing.verdict import Verdict
 
 if TYPE_CHECKING:
