@@ -130,7 +130,7 @@ def test_ticks_are_where_the_answer_is_the_accuseds(vault: Vault, verdicts: Verd
     page = reported(vault, verdict, tmp_path)
     assert page.count("✓<") == verdict.matches["hospital-3"] < verdict.queries
     assert page.count("✗<") == verdict.queries - verdict.matches["hospital-3"]
-    assert "The probability that a procedure like this accuses any innocent client is at most 0.0001 %." in page
+    assert "without whose model the suspect was made is at most 0.0001 %." in page
     for step in verdict.transcript:
         raw = vault.keyring.raw([step.question], "held-out")[0, step.variant]
         assert base64.b64encode(png(raw)).decode() in page

@@ -44,8 +44,9 @@ class Remembering:
     """A suspect that answers again what it answered before."""
 
     def __init__(self, suspect: nn.Module | Suspect, keyring: Keyring) -> None:
-        module = isinstance(suspect, nn.Module)
-        self.suspect = ModuleSuspect(suspect, keyring.source.prepare) if module else suspect
+        self.suspect: Suspect = (
+            ModuleSuspect(suspect, keyring.source.prepare) if isinstance(suspect, nn.Module) else suspect
+        )
         self.said: dict[bytes, int] = {}
 
     def ask(self, raw: Tensor) -> Answers:

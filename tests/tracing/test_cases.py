@@ -302,9 +302,8 @@ def framed(vaults: int, cases: int, bound: float, *, burning: bool) -> int:
         for asked in order.T:
             seen[everyone[~over], asked[~over]] = True
             # What is asked after the end counts for nobody.
-            burned = np.repeat(over, clients)
-            if burning:
-                burned |= disclosed[everyone, :, asked].ravel()
+            known = disclosed[everyone, :, asked] if burning else np.zeros((vaults, clients), dtype=bool)
+            burned = known.ravel() | np.repeat(over, clients)
             expected = (words[everyone, :, asked] - said[everyone, asked][:, None]) % classes
             look.add(expected.ravel(), 0, np.flatnonzero(burned))
             accused = np.zeros(vaults * clients, dtype=bool)
