@@ -97,8 +97,7 @@ def test_a_statement_says_no_question_no_answer_and_nothing_of_the_innocent(vaul
 
 def test_standard_tools_read_and_check_a_statement_that_several_signed(vault: Vault) -> None:
     from securesystemslib.dsse import Envelope
-    from securesystemslib.signer import Key
-    from securesystemslib.signer._key import SSlibKey
+    from securesystemslib.signer._key import Key, SSlibKey
 
     auditor = Ed25519PrivateKey.generate()
     envelope = make_statement(vault, traced(vault, "hospital-3")).signed(auditor)

@@ -112,7 +112,8 @@ def _checked(plain: dict[str, Any], public_key: str | None, published: Sequence[
     time, keys = time_of(plain["time"]), commitments.signers(links)
     signed = canonical({name: value for name, value in plain.items() if name != "signature"})
     commitments.verify_signature(keys[-1], "evidence", signed, plain["signature"])
-    if public_key is not None and not any(same_key(public_key, key) for key in keys):
+    given = next((key for key in keys if public_key is not None and same_key(public_key, key)), None)
+    if public_key is not None and given is None:
         raise BadProof("the bundle is signed with another key than the one given")
     check_order(links, plain["time"])
     if published is not None:
@@ -129,7 +130,7 @@ def _checked(plain: dict[str, Any], public_key: str | None, published: Sequence[
         raise BadProof("the answers that are opened are not those of the accused, nor those of everybody")
     if any(answers.keys() != {question for question, _ in known} for answers in opened.values()):
         raise BadProof("the answers that are opened are not those to the questions that were asked")
-    knows: dict[str, Any] = {"given": public_key is not None, "published": published}
+    knows: dict[str, Any] = {"given": given, "published": published}
     said = tuple(proven(plain, links, **knows))
     unsaid = unproven(plain, links, premise if finding == "nobody" else None, **knows)
     return _Case(links, order, variants, bound, known, finding, accused, premise, opened, said, unsaid)

@@ -20,9 +20,6 @@ STATEMENT = "https://in-toto.io/Statement/v1"
 TRACE = "urn:tramark:trace:1"
 """The predicate's type."""
 
-WORD = ("simulated", "log", "time")
-"""What no annex proves: it is the word of whoever signed the statement."""
-
 
 def statement_of(
     case: Case,

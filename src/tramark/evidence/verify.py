@@ -88,14 +88,14 @@ def _check_statement(plain: Mapping[str, Any], annex: Annex, digest: str) -> Non
     if predicate["annex"] != {"sha256": digest}:
         raise BadProof("this annex is not the one that the statement names")
     entries, head = predicate["log"]
-    if type(predicate["simulated"]) is not bool or type(head) is not str or natural(entries) < annex.case.head[0]:
+    if type(head) is not str or natural(entries) < annex.case.head[0]:
         raise ValueError
     expected = statement_of(
         annex.case,
         vault=annex.links[0].vault,
         commitments=len(annex.links),
         annex=digest,
-        simulated=predicate["simulated"],
+        simulated=annex.links[0].simulated,
         log=predicate["log"],
         time=predicate["time"],
     )
@@ -109,7 +109,7 @@ def _proven(plain: Mapping[str, Any], envelope: Envelope, annex: Annex, known: K
     check_order(links, case.opened, closed.time, plain["predicate"]["time"])
     if known.published is not None:
         check_published(links, known.published)
-    _check_signer(envelope, links, known.published)
+    _check_signer(envelope, links, known.published, plain["predicate"]["time"])
     weighed = {client: _weighed(client, annex) for client in closed.clients}
     needed = math.log(case.clients / case.false_accusation)
     if innocent := [client for client, weight in weighed.items() if weight.log_e < needed]:
@@ -162,9 +162,14 @@ def _weighed(client: str, annex: Annex) -> Weighed:
     return alone(own, annex.known, case.order, variants=case.variants, **sizes)
 
 
-def _check_signer(envelope: Envelope, links: Sequence[Commitment], published: Sequence[Commitment] | None) -> None:
-    if not {link.public_key for link in (*links, *(published or ()))} & set(envelope.signers()):
-        raise BadProof("the statement is not signed with the key of the commitments")
+def _check_signer(
+    envelope: Envelope, links: Sequence[Commitment], published: Sequence[Commitment] | None, time: str
+) -> None:
+    """Raise `BadProof` unless the key that the commitments had at a time is among those that signed."""
+    longest = max(links, published or (), key=len)
+    keys = [link.public_key for link in longest if time_of(link.time) <= time_of(time)]
+    if not keys or keys[-1] not in envelope.signers():
+        raise BadProof("the statement is not signed with the key that the commitments had then")
 
 
 def _questions_lack(annex: Annex) -> Iterator[str]:
@@ -268,7 +273,7 @@ def _claimed(plain: Mapping[str, Any], envelope: Envelope, known: Known) -> Find
     predicate, subject = plain["predicate"], plain["subject"][0]
     if known.published is not None:
         check_published([], known.published)
-        _check_signer(envelope, [], known.published)
+        _check_signer(envelope, [], known.published, predicate["time"])
     bound, clients = float(predicate["error"]["case"]), tuple(predicate["accused"])
     time_of(predicate["time"])
     words = (subject["name"], predicate["vault"], predicate["finding"], predicate["rule"], *clients)
