@@ -22,8 +22,9 @@ from tramark.lab.models import build
 from tramark.suspects.base import ask_in_batches
 from tramark.suspects.conventions import Conventions
 from tramark.suspects.exported import load_exported
-from tramark.suspects.files import factory, open_suspect
+from tramark.suspects.files import open_suspect
 from tramark.suspects.module import ModuleSuspect
+from tramark.suspects.weights import factory
 
 SHAPE = (1, 28, 28)
 PREPARE = sources.for_shape(SHAPE, normalise=(0.29, 0.35)).prepare

@@ -10,7 +10,7 @@ from torch import nn
 from tramark.errors import BadProof
 from tramark.evidence.verify import read_published, verify_bundle
 from tramark.server import TraMark
-from tramark.suspects.files import load_into, read_weights
+from tramark.suspects.weights import load_into, read_weights
 from tramark.tracing.trace import trace
 
 if sys.platform == "win32":

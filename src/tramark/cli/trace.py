@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -78,6 +79,13 @@ def trace_command(
     token_env: Annotated[
         str | None, typer.Option(help="Name of the environment variable that holds the bearer token (URLs only).")
     ] = None,
+    header: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="NAME=ENVVAR: send this header with the value of that environment variable, such as "
+            "X-API-Key=MY_KEY. Repeat the option for each (URLs only)."
+        ),
+    ] = None,
     transcript: Annotated[
         Path | None,
         typer.Option(
@@ -97,7 +105,7 @@ def trace_command(
 ) -> None:
     """Say which client leaked a model, or that no client did, by asking the model the vault's questions."""
     from tramark.suspects.conventions import Conventions
-    from tramark.suspects.http import HttpOptions
+    from tramark.suspects.http import HttpOptions, from_environment
     from tramark.suspects.json_api import JsonTemplate
 
     code = trace_suspect(
@@ -106,7 +114,7 @@ def trace_command(
         model=model,
         conventions=read_as(Conventions, conventions) if conventions else None,
         template=read_as(JsonTemplate, template) if template else None,
-        http=HttpOptions(rate=rate, token_env=token_env, budget=budget),
+        http=HttpOptions(rate=rate, token_env=token_env, budget=budget, headers=from_environment(header or ())),
         options={"false_accusation": false_accusation, "budget": budget, "rule": rule, "exhaustive": exhaustive},
         references=reference or (),
         transcript=transcript,
@@ -143,6 +151,7 @@ def trace_suspect(
     from tramark.lab.simulation.run import MODEL
     from tramark.report.page import write_report
     from tramark.report.words import verdict_sentence
+    from tramark.suspects.conventions import Conventions
     from tramark.suspects.files import open_suspect
     from tramark.suspects.inference import V2Suspect
     from tramark.suspects.json_api import JsonSuspect
@@ -154,12 +163,14 @@ def trace_suspect(
         keyring = keyring_of(vault, data_dir)
         known = json.loads(vault.get(MODEL)) if MODEL in vault.names else {}
 
-        def adapter_for(target: str) -> "Adapter":
+        def adapter_for(target: str, *, vouched: bool = False) -> "Adapter":
             remote = "://" in target
+            named = None if remote else model_factory(model, keyring, known)
             return open_suspect(
                 target,
-                conventions=conventions or keyring.source.prepare,
-                model=None if remote else model_factory(model, keyring, known),
+                conventions=replace(conventions or Conventions(), prepare=keyring.source.prepare),
+                # The user vouches for references: they need no processes of their own.
+                model=named.build if named and vouched else named,
                 served=model if remote else None,
                 template=template,
                 http=http,
@@ -188,7 +199,7 @@ def trace_suspect(
                 if transcript is not None:
                     replace_file(transcript, json.dumps(steps).encode())
 
-            unmarked = [adapter_for(reference) for reference in references]
+            unmarked = [adapter_for(reference, vouched=True) for reference in references]
             verdict = trace(
                 adapter,
                 keyring,

@@ -11,7 +11,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -70,6 +70,19 @@ class HttpOptions:
             value, or_zero = getattr(self, name), name in ("retries", "backoff", "longest_wait", "budget")
             if value is not None and not (math.isfinite(value) and (value > 0 or (or_zero and value == 0))):
                 raise SettingError(f"{name} is {value}: give a positive number{' or zero' if or_zero else ''}")
+
+
+def from_environment(pairs: Sequence[str]) -> dict[str, str]:
+    """Headers whose values are read from the environment, given as NAME=ENVVAR.
+
+    >>> from_environment(["X-API-Key=MY_KEY"])
+    {'X-API-Key': '${MY_KEY}'}
+    """
+    found = [re.fullmatch(r"([\w-]+)=(\w+)", pair) for pair in pairs]
+    if None in found:
+        # What was given may be the secret itself.
+        raise SettingError("a header is given as NAME=ENVVAR: the name of the variable that holds its value")
+    return {one[1]: f"${{{one[2]}}}" for one in found if one}
 
 
 class Client:

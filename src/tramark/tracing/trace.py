@@ -17,6 +17,7 @@ from tramark.evidence.looks import conclude, weigh
 from tramark.evidence.premise import ASSUMED, Premise
 from tramark.keys.keyring import Keyring
 from tramark.suspects.base import Suspect
+from tramark.suspects.module import Function
 from tramark.tracing.codebook import codebook_of
 from tramark.tracing.interview import Interview, Step
 from tramark.tracing.labels import by_accuracy, by_rank
@@ -26,7 +27,7 @@ Rule = Literal["default", "paper"]
 
 
 def trace(
-    suspect: nn.Module | Suspect,
+    suspect: nn.Module | Suspect | Function,
     keyring: Keyring,
     *,
     false_accusation: float = 1e-6,
@@ -47,7 +48,8 @@ def trace(
 
     Parameters
     ----------
-    suspect : a module, which is fed what the keyring's source prepares, or anything that answers raw questions.
+    suspect : a module or a function of a batch of inputs, which is fed what the keyring's source prepares, or anything
+        that answers raw questions.
     false_accusation : bound on the probability of accusing anybody innocent, over the whole federation.
     budget : the most queries to spend, those of `transcript` included.
     rule : "paper" for the arg-max of the clients' accuracies, which always accuses somebody and has no bound.
