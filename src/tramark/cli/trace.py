@@ -19,7 +19,6 @@ from tramark.cli.common import (
     existing_file,
     keyring_of,
     open_vault,
-    read_as,
     read_json,
 )
 from tramark.errors import SettingError
@@ -104,16 +103,15 @@ def trace_command(
     data_dir: DataDir = None,
 ) -> None:
     """Say which client leaked a model, or that no client did, by asking the model the vault's questions."""
-    from tramark.suspects.conventions import Conventions
     from tramark.suspects.http import HttpOptions, from_environment
-    from tramark.suspects.json_api import JsonTemplate
+    from tramark.suspects.schema import conventions_from, template_from
 
     code = trace_suspect(
         vault,
         suspect,
         model=model,
-        conventions=read_as(Conventions, conventions) if conventions else None,
-        template=read_as(JsonTemplate, template) if template else None,
+        conventions=conventions_from(read_json(conventions), str(conventions)) if conventions else None,
+        template=template_from(read_json(template), str(template)) if template else None,
         http=HttpOptions(rate=rate, token_env=token_env, budget=budget, headers=from_environment(header or ())),
         options={"false_accusation": false_accusation, "budget": budget, "rule": rule, "exhaustive": exhaustive},
         references=reference or (),

@@ -9,9 +9,10 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
-from urllib.parse import quote, urlencode, urljoin
+from urllib.parse import quote, urlencode, urljoin, urlunsplit
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from urllib3 import encode_multipart_formdata
 from tramark.errors import SuspectError
 from tramark.suspects.base import Answers, ask_in_batches
 from tramark.suspects.conventions import Conventions, Prepare, Said
-from tramark.suspects.http import Client, HttpOptions, HttpSuspect, as_tensor, split_url
+from tramark.suspects.http import Client, HttpOptions, HttpSuspect, NotYet, as_tensor, split_url
 from tramark.suspects.png import png
 
 
@@ -127,9 +128,12 @@ class JsonSuspect(HttpSuspect):
 
     def _ask(self, raw: Tensor) -> Answers:
         body, content_type = self._body(raw)
-        response = self.client.send(self.template.method, self.client.url, body, content_type, questions=1)
+        method, url = self.template.method, self.client.url
+        response = self.client.send(method, url, body, content_type, questions=1, text=self._path == "")
         if self.template.then is not None:
-            response = self._later(self.template.then, response)
+            response = self._later(self.template.then, response.said if isinstance(response, NotYet) else response)
+        elif isinstance(response, NotYet):
+            raise SuspectError(f"{self.client.shown()} answers later (202): say where the answer is fetched (then)")
         return self.conventions.answers(self._said(response), 1)
 
     def _later(self, then: str, response: Any) -> Any:
@@ -138,22 +142,32 @@ class JsonSuspect(HttpSuspect):
         def value(found: re.Match[str]) -> str:
             part = self._at(found[1], response)
             if not isinstance(part, (str, int)):
-                raise SuspectError(f"{self.client.shown()} answers without {found[1]!r}: {self.client.excerpt(response)}")
+                raise SuspectError(
+                    f"{self.client.shown()} answers without {found[1]!r}: {self.client.excerpt(response)}"
+                )
             # The server may choose what is fetched, but not where: a path or an id goes in as one piece.
             return quote(str(part), safe="")
 
-        url = urljoin(self.client.url.rstrip("/") + "/", re.sub(r"\{([\w.-]+)\}", value, then))
-        here, there = split_url(self.client.url), split_url(url)
+        here = split_url(self.client.url)
+        beneath = urlunsplit(here._replace(path=here.path.rstrip("/") + "/", query="", fragment=""))
+        url = urljoin(beneath, re.sub(r"\{([\w.-]+)\}", value, then))
+        there = split_url(url)
         if (here.scheme, here.netloc) != (there.scheme, there.netloc):
             raise SuspectError("the later answer (then) must be at the server that was asked")
 
         def there_yet(said: Any) -> bool:
-            return all(str(self._at(path, said)) == wanted for path, wanted in self.template.ready.items())
+            with suppress(SuspectError):
+                return all(str(self._at(path, said)) == wanted for path, wanted in self.template.ready.items())
+            return False
 
-        return self.client.fetch(url, there_yet)
+        return self.client.fetch(url, there_yet, text=self._path == "")
+
+    @property
+    def _path(self) -> str:
+        return (self.template.scores if self.template.label is None else self.template.label) or ""
 
     def _said(self, response: Any) -> Tensor | list[Said]:
-        path = (self.template.scores if self.template.label is None else self.template.label) or ""
+        path = self._path
         value = self._at(path, response)
         best = value[0] if isinstance(value, list) and value else value
         if value is None or value == []:

@@ -104,7 +104,11 @@ def check(value: Any, schema: Schema, where: str) -> None:
             raise SettingError(f"{where} has {len(value)} entries: {least} are wanted")
         for number, one in enumerate(value):
             check(one, schema.get("items", {}), f"{where}, entry {number}")
-    if not schema.get("minimum", -math.inf) <= (value if _is(value, "number") else 0) <= schema.get("maximum", math.inf):
+    if (
+        not schema.get("minimum", -math.inf)
+        <= (value if _is(value, "number") else 0)
+        <= schema.get("maximum", math.inf)
+    ):
         raise SettingError(f"{where} is {one_line(repr(value), 60)}: out of range")
 
 
@@ -132,5 +136,5 @@ def _fits(value: Any, schema: Schema) -> bool:
 def _is(value: Any, kind: str) -> bool:
     """Whether a JSON value is of a kind. True and false are no numbers, nor are numbers that no float can hold."""
     if kind in ("integer", "number"):
-        return type(value) is int and abs(value) < 2**63 or (kind == "number" and type(value) is float)
+        return (type(value) is int and abs(value) < 2**63) or (kind == "number" and type(value) is float)
     return isinstance(value, KINDS[kind])  # type: ignore[arg-type]
