@@ -23,8 +23,10 @@ from tramark.suspects.base import ask_in_batches
 from tramark.suspects.conventions import Conventions
 from tramark.suspects.exported import load_exported
 from tramark.suspects.files import open_suspect
+from tramark.suspects.loaded import LoadedSuspect
+from tramark.suspects.loading import load
 from tramark.suspects.module import ModuleSuspect
-from tramark.suspects.weights import factory
+from tramark.suspects.weights import built, factory, load_into, read_weights
 
 SHAPE = (1, 28, 28)
 PREPARE = sources.for_shape(SHAPE, normalise=(0.29, 0.35)).prepare
@@ -42,6 +44,11 @@ def model() -> nn.Module:
 def expected(model: nn.Module, raw: Tensor) -> Tensor:
     with torch.no_grad():
         return model.eval()(PREPARE(raw)).argmax(1)  # type: ignore[no-any-return]
+
+
+def opened(path: Path, *, conventions: Any, model: Any = None, output: str | None = None) -> LoadedSuspect:
+    """The suspect in a file, loaded in this process: what files may hold is tested here, where they run elsewhere."""
+    return LoadedSuspect(load(path, model=built(model) if model else None, output=output), conventions, path=path)
 
 
 class TestConventions:
@@ -242,9 +249,7 @@ def test_a_file_of_the_part_that_travelled(tmp_path: Path) -> None:
     save_file(head, found)
     given = headed(seed=1)
     given.get_submodule("head").load_state_dict(headed(seed=2).get_submodule("head").state_dict())
-    suspect = open_suspect(found, conventions=PREPARE, model=given)
-    assert isinstance(suspect, ModuleSuspect)
-    loaded = suspect.module.state_dict()
+    loaded = load_into(given, read_weights(found), found).state_dict()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in whole.state_dict().items())
     for lacking in (lambda: headed().requires_grad_(True), lambda: headed().requires_grad_(False)):
         with pytest.raises(SuspectError, match=r"7 are missing, .*whose others are frozen \(requires_grad=False\)"):
@@ -292,7 +297,7 @@ class TestWeights:
             (mlp, "not those of this model"),
             (lambda: small(1), "cannot be built"),
             (lambda: "hello", "returns str"),
-            ("small-cnn", "model is 'small-cnn': give a module"),
+            (7, "model is 7: give a module"),
         ]
         for one, says in wrong:
             with pytest.raises((SuspectError, SettingError), match=says):
@@ -334,15 +339,17 @@ class TestHostileFiles:
         path = tmp_path / f"model{suffix}"
         path.write_bytes(content)
         with pytest.raises(SuspectError) as caught:
-            open_suspect(path, conventions=PREPARE, model=small)
+            opened(path, conventions=PREPARE, model=small)
         assert "\n" not in str(caught.value)
         assert str(path) in str(caught.value)
 
     def test_no_file_and_no_kind(self, tmp_path: Path) -> None:
         (tmp_path / "model.h5").touch()
-        for name, says in [("absent.onnx", "no file"), ("model.h5", "no kind of file"), ("", "Hugging Face")]:
+        for name, says in [("absent.onnx", "no file"), ("model.h5", "no kind of file")]:
             with pytest.raises(SuspectError, match=says):
                 open_suspect(tmp_path / name, conventions=PREPARE)
+        with pytest.raises(SuspectError, match="Hugging Face"):
+            load(tmp_path)
 
     @pytest.mark.parametrize("suffix", [".pt", ".pth"])
     @pytest.mark.parametrize("wrapped", [True, False])
@@ -353,7 +360,7 @@ class TestHostileFiles:
         else:
             path.write_bytes(pickle.dumps(Bomb(touched)))
         with pytest.raises(SuspectError):
-            open_suspect(path, conventions=PREPARE, model=small)
+            opened(path, conventions=PREPARE, model=small)
         assert not touched.exists()
 
     def test_a_whole_module_is_not_a_state_dict(self, tmp_path: Path, model: nn.Module) -> None:
@@ -361,14 +368,14 @@ class TestHostileFiles:
         torch.save([torch.zeros(2)], tmp_path / "list.pt")
         for name in ("model.pt", "list.pt"):
             with pytest.raises(SuspectError, match="state dict"):
-                open_suspect(tmp_path / name, conventions=PREPARE, model=small)
+                opened(tmp_path / name, conventions=PREPARE, model=small)
 
     def test_a_compressed_archive_is_refused_unopened(self, tmp_path: Path) -> None:
         for name in ("bomb.pt", "bomb.pt2"):
             with zipfile.ZipFile(tmp_path / name, "w", zipfile.ZIP_DEFLATED) as archive:
                 archive.writestr("bomb/models/model.json", b"0" * 50_000_000)
             with pytest.raises(SuspectError, match="compressed"):
-                open_suspect(tmp_path / name, conventions=PREPARE, model=small)
+                opened(tmp_path / name, conventions=PREPARE, model=small)
 
     @pytest.mark.parametrize(
         ("length", "header"),
@@ -388,12 +395,12 @@ class TestHostileFiles:
         path = tmp_path / "model.safetensors"
         path.write_bytes(struct.pack("<Q", length or len(octets)) + octets + b"\0" * 16)
         with pytest.raises(SuspectError, match="not a sound safetensors file"):
-            open_suspect(path, conventions=PREPARE, model=small)
+            opened(path, conventions=PREPARE, model=small)
 
     def test_weights_that_are_not_numbers_give_no_answer(self, tmp_path: Path, model: nn.Module) -> None:
         path = tmp_path / "model.safetensors"
         save_file({n: torch.full_like(v, torch.nan) for n, v in model.state_dict().items()}, path)
-        suspect = open_suspect(path, conventions=PREPARE, model=small)
+        suspect = opened(path, conventions=PREPARE, model=small)
         with pytest.raises(SuspectError, match="not numbers"):
             suspect.ask(questions())
 
@@ -436,7 +443,7 @@ class TestExported:
     def test_answers_as_the_model_does(self, tmp_path: Path, model: nn.Module, fixed: int | None) -> None:
         raw = questions(7)
         for number, one in enumerate((model, Awkward())):
-            suspect = open_suspect(export(one, tmp_path / f"{number}.pt2", fixed=fixed), conventions=PREPARE)
+            suspect = opened(export(one, tmp_path / f"{number}.pt2", fixed=fixed), conventions=PREPARE)
             answers = suspect.ask(raw)
             assert torch.equal(answers.labels, expected(one, raw))
             assert answers.scores is not None
@@ -449,7 +456,7 @@ class TestExported:
         program = torch.export.export(model, (torch.zeros(2, *shape),), dynamic_shapes=({0: torch.export.Dim("n")},))
         torch.export.save(program, tmp_path / "model.pt2")
         raw = questions(4, shape)
-        answers = open_suspect(tmp_path / "model.pt2", conventions=Conventions()).ask(raw)
+        answers = opened(tmp_path / "model.pt2", conventions=Conventions()).ask(raw)
         assert answers.scores is not None
         assert torch.allclose(answers.scores, model(raw / 255), atol=1e-4)
 
@@ -482,11 +489,11 @@ class TestExported:
 
         hostile = rewrite(source, tmp_path / "hostile.pt2", edit)
         if what in ("sample", "expression"):  # these are simply never looked at
-            assert open_suspect(hostile, conventions=PREPARE).ask(questions()).labels.shape == (5,)
+            assert opened(hostile, conventions=PREPARE).ask(questions()).labels.shape == (5,)
         else:
-            says = "as a pickle" if what == "weight" else "not a plain tensor operator"
+            says = "as a pickle" if what == "weight" else "no operator of inference"
             with pytest.raises(SuspectError, match=says):
-                open_suspect(hostile, conventions=PREPARE)
+                opened(hostile, conventions=PREPARE)
         assert not touched.exists()
 
     @pytest.mark.parametrize("what", ["sizes", "offset", "short", "output", "version", "giant"])
@@ -518,7 +525,7 @@ class TestExported:
             return octets
 
         with pytest.raises(SuspectError) as caught:
-            open_suspect(rewrite(source, tmp_path / "lie.pt2", edit), conventions=PREPARE).ask(questions())
+            opened(rewrite(source, tmp_path / "lie.pt2", edit), conventions=PREPARE).ask(questions())
         assert "\n" not in str(caught.value)
 
     def test_more_than_one_input_is_refused(self, tmp_path: Path) -> None:
@@ -548,7 +555,7 @@ class TestOnnx:
     @pytest.mark.parametrize("fixed", [None, 1, 3])
     def test_answers_as_the_model_does(self, tmp_path: Path, model: nn.Module, fixed: int | None) -> None:
         raw = questions(7)
-        suspect = open_suspect(onnx_export(model, tmp_path / "m.onnx", fixed=fixed), conventions=PREPARE)
+        suspect = opened(onnx_export(model, tmp_path / "m.onnx", fixed=fixed), conventions=PREPARE)
         answers = suspect.ask(raw)
         assert torch.equal(answers.labels, expected(model, raw))
         assert answers.scores is not None
@@ -558,7 +565,7 @@ class TestOnnx:
     def test_weights_beside_the_file(self, tmp_path: Path, model: nn.Module) -> None:
         path = onnx_export(model, tmp_path / "m.onnx", external=True)
         raw = questions()
-        assert torch.equal(open_suspect(path, conventions=PREPARE).ask(raw).labels, expected(model, raw))
+        assert torch.equal(opened(path, conventions=PREPARE).ask(raw).labels, expected(model, raw))
 
     def test_labels_names_and_types(self, tmp_path: Path) -> None:
         from onnx import TensorProto, helper, save
@@ -584,19 +591,19 @@ class TestOnnx:
         save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
         raw = torch.tensor([2, 0, 1], dtype=torch.uint8).view(3, 1, 1, 1).expand(3, 1, 4, 4)
         want = Conventions(layout="NHWC", value_range=(0, 255))
-        assert open_suspect(path, conventions=want).ask(raw).labels.tolist() == [2, 0, 1]
+        assert opened(path, conventions=want).ask(raw).labels.tolist() == [2, 0, 1]
         named = Conventions(layout="NHWC", value_range=(0, 255), labels={"dog": 7, "cat": 5})
-        assert open_suspect(path, conventions=named, output="name").ask(raw).labels.tolist() == [
+        assert opened(path, conventions=named, output="name").ask(raw).labels.tolist() == [
             NO_ANSWER,
             5,
             7,
         ]
         with pytest.raises(SuspectError, match="no output 'nonsense'"):
-            open_suspect(path, conventions=want, output="nonsense")
+            opened(path, conventions=want, output="nonsense")
         with pytest.raises(SuspectError, match=r"wants inputs of shape \?×4×4×1, but the questions are 3×1×4×4"):
-            open_suspect(path, conventions=Conventions(value_range=(0, 255))).ask(raw)
+            opened(path, conventions=Conventions(value_range=(0, 255))).ask(raw)
         with pytest.raises(SuspectError, match="whole numbers"):
-            open_suspect(path, conventions=Conventions(layout="NHWC", mean=(0.5,))).ask(raw)
+            opened(path, conventions=Conventions(layout="NHWC", mean=(0.5,))).ask(raw)
 
     @pytest.mark.parametrize("what", ["raw", "outside", "giant", "shape", "nan"])
     def test_lies_in_a_file(self, tmp_path: Path, what: str) -> None:
@@ -631,7 +638,7 @@ class TestOnnx:
         path = tmp_path / "in" / "m.onnx"
         save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
         with pytest.raises(SuspectError) as caught:
-            open_suspect(path, conventions=PREPARE).ask(questions())
+            opened(path, conventions=PREPARE).ask(questions())
         assert "\n" not in str(caught.value)
 
 
@@ -651,7 +658,7 @@ def test_hugging_face_folder(tmp_path: Path) -> None:
     raw = questions()
     with torch.no_grad():
         wanted = model(PREPARE(raw)).logits.argmax(1)
-    assert torch.equal(open_suspect(tmp_path / "hf", conventions=PREPARE).ask(raw).labels, wanted)
+    assert torch.equal(opened(tmp_path / "hf", conventions=PREPARE).ask(raw).labels, wanted)
     named = Conventions(prepare=PREPARE, labels={"dog": 0, "cow": 1, "cat": 2})
     moved = torch.tensor([2, 0, 1])[wanted]
-    assert torch.equal(open_suspect(tmp_path / "hf", conventions=named).ask(raw).labels, moved)
+    assert torch.equal(opened(tmp_path / "hf", conventions=named).ask(raw).labels, moved)

@@ -105,7 +105,7 @@ class Client:
 
     def excerpt(self, said: Any) -> str:
         """The start of a response, for an error message. Secrets that the server echoes are replaced by stars."""
-        text = said.decode(errors="replace") if isinstance(said, bytes) else json.dumps(said)
+        text = said.decode(errors="replace") if isinstance(said, bytes) else json.dumps(said, default=repr)
         for template in self.headers.values():
             for name in VARIABLE.findall(template):
                 text = text.replace(os.environ.get(name) or "\0", "***")
@@ -259,7 +259,7 @@ def _completed(octets: bytes) -> bytes:
     for event in re.split(r"\r?\n\r?\n", octets.decode()):
         fields = dict(re.findall(r"^(event|data): ?(.*?)\r?$", event, flags=re.MULTILINE))
         if fields.get("event") == "complete":
-            return fields.get("data", "").encode()
+            return str(fields.get("data", "")).encode()
     raise ValueError("no event is complete")
 
 
