@@ -7,6 +7,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -18,15 +19,19 @@ from torch import Tensor, nn
 from tramark.errors import BudgetSpent, SettingError, SuspectError
 from tramark.evidence.statistics import NO_ANSWER
 from tramark.keys import sources
+from tramark.keys.keyring import Keyring
 from tramark.lab.models import build
 from tramark.suspects.base import ask_in_batches
 from tramark.suspects.conventions import Conventions
+from tramark.suspects.exported import _operator as operator_named
 from tramark.suspects.exported import load_exported
 from tramark.suspects.files import open_suspect
 from tramark.suspects.loaded import LoadedSuspect
 from tramark.suspects.loading import load
-from tramark.suspects.module import ModuleSuspect
+from tramark.suspects.module import FunctionSuspect, ModuleSuspect
+from tramark.suspects.operators import ALLOWED
 from tramark.suspects.weights import built, factory, load_into, read_weights
+from tramark.tracing.trace import trace
 
 SHAPE = (1, 28, 28)
 PREPARE = sources.for_shape(SHAPE, normalise=(0.29, 0.35)).prepare
@@ -100,6 +105,31 @@ class TestConventions:
         with pytest.raises(SuspectError, match="3 means"):
             Conventions(mean=(1, 2, 3)).inputs(rows)
 
+    def test_only_what_is_stated_changes(self) -> None:
+        raw = questions()
+        ours = PREPARE(raw)
+        assert torch.equal(Conventions(prepare=PREPARE, labels=(1, 2)).inputs(raw), ours)
+        assert torch.equal(Conventions(prepare=PREPARE, layout="NHWC").inputs(raw), ours.movedim(1, -1))
+        assert torch.equal(Conventions(prepare=PREPARE, flat=True).inputs(raw), ours.flatten(1))
+        assert torch.equal(Conventions(prepare=PREPARE, value_range=(0, 255)).inputs(raw), raw.float())
+        assert torch.equal(Conventions(prepare=PREPARE, value_range=(0, 1)).inputs(raw), raw.float() * (1 / 255))
+        assert torch.equal(Conventions(prepare=PREPARE, mean=(0.5,)).inputs(raw), Conventions(mean=(0.5,)).inputs(raw))
+
+    def test_what_a_folder_states_comes_after_what_the_user_states(self) -> None:
+        folder = {"size": [8, 8], "value_range": [0.0, 1.0], "mean": [0.5], "std": [0.5], "colour": "rgb"}
+        fed = Conventions(prepare=PREPARE).under(folder)
+        assert fed.inputs(questions()).shape == (5, 3, 8, 8)
+        assert torch.equal(fed.inputs(questions()), (fed.pictures(questions()).float() * (1 / 255) - 0.5) / 0.5)
+        stated = Conventions(prepare=PREPARE, value_range=(0, 255), size=(4, 4)).under(folder)
+        assert (stated.size, stated.value_range, stated.mean) == ((4, 4), (0, 255), ())
+
+    def test_the_middle_is_cut_out(self) -> None:
+        raw = questions()
+        assert torch.equal(Conventions(crop=(10, 6)).pictures(raw), raw[:, :, 9:19, 11:17])
+        assert torch.equal(Conventions(size=(56, 56), resample="nearest").pictures(raw)[:, :, ::2, ::2], raw)
+        with pytest.raises(SuspectError, match="cannot be cropped"):
+            Conventions(crop=(29, 1)).pictures(raw)
+
     def test_whole_numbers_are_not_rounded_away(self) -> None:
         with pytest.raises(SuspectError, match="value_range"):
             Conventions(dtype="uint8").inputs(questions())
@@ -110,6 +140,10 @@ class TestConventions:
             {"colour": "red"},
             {"layout": "HWC"},
             {"size": (0, 3)},
+            {"size": (10**6, 3)},
+            {"crop": (1,)},
+            {"resample": "magic"},
+            {"value_range": (0, float("inf"))},
             {"value_range": (1, 0)},
             {"std": (0.0,)},
             {"mean": (float("nan"),)},
@@ -233,6 +267,26 @@ class TestModule:
             ask_in_batches(ask, questions(9), 2)
         assert caught.value.answers is not None
         assert caught.value.answers.labels.tolist() == [0, 1, 0, 1]
+
+    def test_a_function_answers_as_it_likes(self) -> None:
+        raw, keyring = questions(3), Keyring.generate(clients=["a", "b"], classes=10, input_shape=SHAPE)
+        for said in (
+            torch.tensor([2, 0, 1]),
+            np.array([2, 0, 1]),
+            [2, 0, 1],
+            ["2", "0", "1"],
+            np.array(["2", "0", "1"]),
+        ):
+            assert FunctionSuspect(lambda _, said=said: said, PREPARE).ask(raw).labels.tolist() == [2, 0, 1]
+        rows = np.eye(3)[[2, 0, 1]]
+        assert FunctionSuspect(lambda _: rows, PREPARE).ask(raw).labels.tolist() == [2, 0, 1]
+        assert FunctionSuspect(lambda _: rows.tolist(), PREPARE).ask(raw).labels.tolist() == [2, 0, 1]
+        for wrong in (lambda _: {"a": 1}, lambda _: [[1], [2, 3]], lambda _: None, lambda x: x.nothing):
+            with pytest.raises(SuspectError):
+                FunctionSuspect(wrong, PREPARE).ask(raw)
+        assert trace(lambda inputs: inputs.flatten(1).argmax(1) % 10, keyring).finding == "nobody"
+        with pytest.raises(SettingError, match="a str cannot be asked"):
+            trace("model.pt", keyring)  # type: ignore[arg-type]
 
     def test_preview_runs_nothing(self) -> None:
         class Never(nn.Module):
@@ -369,6 +423,48 @@ class TestHostileFiles:
         for name in ("model.pt", "list.pt"):
             with pytest.raises(SuspectError, match="state dict"):
                 opened(tmp_path / name, conventions=PREPARE, model=small)
+
+    @pytest.mark.parametrize(
+        ("state", "says"),
+        [
+            ({"w": torch.eye(3).to_sparse()}, "sparse"),
+            ({"w": torch.eye(3).to_sparse_csr()}, "sparse"),
+            ({"w": torch.empty(3, 3, device="meta")}, "meta"),
+            ({"w": torch.quantize_per_tensor(torch.eye(3), 0.1, 0, torch.qint8)}, "quantised"),
+            ({0: torch.zeros(3), 1: torch.zeros(3)}, "not a state dict"),
+            ({(1, 2): torch.zeros(3)}, "not a state dict"),
+            ({"w": torch.zeros(3), "epoch": 7}, "'epoch' is a int, not a tensor"),
+            ({"state_dict": 7}, "'state_dict' is a int"),
+            ({"w": {"v": torch.zeros(3)}}, "'w' is a dict"),
+            ({"w": None}, "not a tensor"),
+            ({}, "not a state dict"),
+            (torch.zeros(3), "not a state dict"),
+            (7, "not a state dict"),
+            ({"model": {"w": torch.eye(3).to_sparse()}}, "sparse"),
+            ({"0.weight": torch.zeros(3, 3, dtype=torch.complex64)}, "not those of this model"),
+        ],
+    )
+    def test_state_dicts_that_are_none(self, tmp_path: Path, state: Any, says: str) -> None:
+        torch.save(state, tmp_path / "model.pt")
+        with pytest.raises(SuspectError, match=says) as caught:
+            opened(tmp_path / "model.pt", conventions=PREPARE, model=small)
+        assert "\n" not in str(caught.value)
+
+    @pytest.mark.parametrize("name", ["state_dict", "model_state_dict", "model"])
+    def test_a_checkpoint_holds_a_state_dict(self, tmp_path: Path, model: nn.Module, name: str) -> None:
+        torch.save({name: model.state_dict(), "epoch": 7, "optimizer": {"lr": 0.1}}, tmp_path / "model.pt")
+        suspect = opened(tmp_path / "model.pt", conventions=PREPARE, model=small)
+        assert torch.equal(suspect.ask(questions()).labels, expected(model, questions()))
+
+    def test_torchscript_is_code_and_not_run_here(self, tmp_path: Path) -> None:
+        script = torch.jit.script(nn.Sequential(nn.Flatten(), nn.Linear(784, 10)))
+        for name in ("model.pt", "model.ts"):
+            torch.jit.save(script, tmp_path / name)
+            with pytest.raises(SuspectError, match="TorchScript program, which is code of its own"):
+                opened(tmp_path / name, conventions=PREPARE, model=small)
+        torch.save({"w": torch.zeros(1)}, tmp_path / "weights.ts")
+        with pytest.raises(SuspectError, match="not a TorchScript program"):
+            opened(tmp_path / "weights.ts", conventions=PREPARE)
 
     def test_a_compressed_archive_is_refused_unopened(self, tmp_path: Path) -> None:
         for name in ("bomb.pt", "bomb.pt2"):
@@ -528,6 +624,30 @@ class TestExported:
             opened(rewrite(source, tmp_path / "lie.pt2", edit), conventions=PREPARE).ask(questions())
         assert "\n" not in str(caught.value)
 
+    @pytest.mark.parametrize(
+        "target",
+        [
+            "aten.as_strided.default",
+            "aten.set_.source_Storage",
+            "aten.resize_.default",
+            "aten.from_file.default",
+            "aten.put_.default",
+            "aten.index_put_.default",
+            "aten.embedding_bag.default",
+            "aten._index_put_impl_.default",
+            "aten.empty.memory_format",
+            "aten.relu.out",
+            "aten.relu.nonsense",
+            "aten.relu.__class__",
+            "prims.sum.default",
+        ],
+    )
+    def test_only_operators_of_inference_are_known(self, target: str) -> None:
+        with pytest.raises(SuspectError, match="refused|does not know"):
+            operator_named(f"torch.ops.{target}")
+        assert callable(operator_named("torch.ops.aten.relu.default"))
+        assert len(ALLOWED) < 350
+
     def test_more_than_one_input_is_refused(self, tmp_path: Path) -> None:
         class Two(nn.Module):
             def forward(self, x: Tensor, y: Tensor) -> Tensor:
@@ -662,3 +782,13 @@ def test_hugging_face_folder(tmp_path: Path) -> None:
     named = Conventions(prepare=PREPARE, labels={"dog": 0, "cow": 1, "cat": 2})
     moved = torch.tensor([2, 0, 1])[wanted]
     assert torch.equal(opened(tmp_path / "hf", conventions=named).ask(raw).labels, moved)
+    settings = {"size": {"height": 32, "width": 32}, "crop_size": {"height": 28, "width": 28}, "do_center_crop": True}
+    settings |= {"resample": 3, "image_mean": [0.5], "image_std": [0.25], "rescale_factor": 1 / 255}
+    (tmp_path / "hf" / "preprocessor_config.json").write_text(json.dumps(settings))
+    fed = opened(tmp_path / "hf", conventions=PREPARE)
+    assert (fed.conventions.size, fed.conventions.crop, fed.conventions.mean) == ((32, 32), (28, 28), (0.5,))
+    stated = opened(tmp_path / "hf", conventions=Conventions(prepare=PREPARE, size=(40, 40), value_range=(0, 255)))
+    assert (stated.conventions.size, stated.conventions.mean) == ((40, 40), ())
+    (tmp_path / "hf" / "preprocessor_config.json").write_text('{"size": "big"}')
+    with pytest.raises(SuspectError, match="does not say how the model is fed"):
+        opened(tmp_path / "hf", conventions=PREPARE)

@@ -3,7 +3,6 @@
 The models of `hostile_models` stand for files that got hold of their process.
 """
 
-import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,20 +36,22 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def secret(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("vault") / "vault.key"
+    path.write_text("secret")
+    return path
+
+
+@pytest.fixture(scope="module")
+def prober(weights: Path, secret: Path) -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRAMARK_PASSPHRASE", "hush")
+        name = ModelName("hostile_models:Prober", {"secret": str(secret)})
+        yield open_suspect(weights, conventions=RAW, model=name)
+
+
 class TestWhatItCanReach:
-    @pytest.fixture(scope="class")
-    def secret(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        path = tmp_path_factory.mktemp("vault") / "vault.key"
-        path.write_text("secret")
-        return path
-
-    @pytest.fixture(scope="class")
-    def prober(self, weights: Path, secret: Path) -> Iterator[Any]:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("TRAMARK_PASSPHRASE", "hush")
-            name = ModelName("hostile_models:Prober", {"secret": str(secret)})
-            yield open_suspect(weights, conventions=RAW, model=name)
-
     @pytest.mark.parametrize("attempt", ATTEMPTS)
     def test_nothing_outside(self, prober: Any, secret: Path, attempt: str) -> None:
         if not {"system calls filtered", "network namespace"} <= set(prober.confinement):
@@ -89,10 +90,8 @@ class TestHowItEnds:
             assert "cut off" in str(caught.value)
             with pytest.raises(SuspectError, match="cut off"):
                 suspect.ask(pixels(1))
+            assert suspect._run.__self__._process.returncode is not None
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 4 << 20
-        assert not [
-            child for child in _children() if child == suspect._run.__self__._process.pid and way != "hoard memory"
-        ]
 
     @pytest.mark.parametrize(
         ("model", "says"),
@@ -109,11 +108,6 @@ class TestHowItEnds:
     def test_limits_that_cannot_be(self) -> None:
         with pytest.raises(SettingError, match="positive"):
             Limits(seconds=0)
-
-
-def _children() -> list[int]:
-    tasks = Path(f"/proc/{os.getpid()}/task")
-    return [int(pid) for path in tasks.glob("*/children") for pid in path.read_text().split()]
 
 
 class TestPrograms:

@@ -104,11 +104,8 @@ def check(value: Any, schema: Schema, where: str) -> None:
             raise SettingError(f"{where} has {len(value)} entries: {least} are wanted")
         for number, one in enumerate(value):
             check(one, schema.get("items", {}), f"{where}, entry {number}")
-    if (
-        not schema.get("minimum", -math.inf)
-        <= (value if _is(value, "number") else 0)
-        <= schema.get("maximum", math.inf)
-    ):
+    lowest, highest = schema.get("minimum", -math.inf), schema.get("maximum", math.inf)
+    if _is(value, "number") and not lowest <= value <= highest:
         raise SettingError(f"{where} is {one_line(repr(value), 60)}: out of range")
 
 

@@ -39,7 +39,8 @@ class ModelName:
         """The model. The function is imported, so it must be code that you trust."""
         # JSON has lists, not tuples.
         options = {name: tuple(value) if isinstance(value, list) else value for name, value in self.options.items()}
-        return built(lambda: factory(self.function)(**options))
+        make = factory(self.function)
+        return built(lambda: make(**options))
 
 
 Model = ModelName | Callable[[], nn.Module] | nn.Module
@@ -70,8 +71,6 @@ def built(model: Callable[[], nn.Module] | nn.Module) -> nn.Module:
         raise SettingError(f"model is {one_line(repr(model))}: give a module, or a function that makes one")
     try:
         module = model()
-    except (SettingError, SuspectError):
-        raise
     except Exception as error:
         raise SuspectError(f"the model cannot be built ({one_line(error)})") from error
     if not isinstance(module, nn.Module):
