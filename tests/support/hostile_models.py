@@ -82,7 +82,7 @@ ATTEMPTS = {
     "signal its parent": lambda _: os.kill(os.getppid(), 0) is None,
     "read its parent's memory": _parents_memory,
     "read its parent's environment": lambda _: Path(f"/proc/{os.getppid()}/environ").read_bytes(),
-    "trace its parent": lambda _: _syscall(101, 16, os.getppid(), 0, 0),
+    "trace its parent": lambda _: _syscall(101, 0x4206, os.getppid(), 0, 0),
     "copy its parent's memory": lambda _: _syscall(310, os.getppid(), 0, 0, 0, 0, 0),
     "find a passphrase": _environment,
     "use shared memory": lambda _: _syscall(29, 1, 4096, 0o1666),

@@ -259,6 +259,9 @@ class TestV2:
             ({"shape": [1, 10], "datatype": "FP33", "data": [0.0] * 10}, "not FP33"),
             ({"shape": [1, 2], "datatype": "FP32", "data": [1e300, 0]}, "not numbers"),
             ({"shape": [1], "datatype": "INT64", "data": [10**40]}, "out of range"),
+            ({"shape": [1, 2], "datatype": "FP32", "data": [10**400, 0]}, "out of range"),
+            ({"shape": [1, 2], "datatype": "FP16", "data": [10**400, 0.5]}, "out of range"),
+            ({"shape": [1], "datatype": "UINT8", "data": [10**400]}, "out of range"),
             ({"shape": [1], "datatype": "BYTES", "data": [7]}, "values that are not"),
             ({"shape": [1], "datatype": "BYTES", "data": ["boot"]}, "names, such as 'boot'"),
             ({"shape": [1, 1], "datatype": "FP32", "data": [0.3]}, "threshold"),
@@ -439,7 +442,7 @@ class TestJson:
     def test_a_later_answer_is_fetched_from_the_same_server_only(self, then: str) -> None:
         template = JsonTemplate(body="{list}", label="label", then=then)
         with serving(lambda r: r.json({"id": 7, "deep": {}})) as server:
-            with pytest.raises(SuspectError, match="at the server that was asked|answers without"):
+            with pytest.raises(SuspectError, match=r"at the server that was asked|answers without"):
                 ask_json(server, template)
             assert len(server.requests) == 1
 
@@ -602,11 +605,6 @@ HOSTILE: dict[str, tuple[Responder, type[SuspectError], str]] = {
     "deep": (lambda r: r.send(b"[" * 30_000 + b"]" * 30_000), SuspectError, "not sound JSON"),
     "long number": (lambda r: r.send(b'{"label": ' + b"9" * 9999 + b"}"), SuspectError, "not sound JSON"),
     "not text": (lambda r: r.send(b'{"label": "\xff\xfe"}'), SuspectError, "not sound JSON"),
-    "long score": (
-        lambda r: r.send(b'{"label": ' + b"9" * 400 + b"}"),
-        SuspectError,
-        "names a label that cannot be|no answer|digits",
-    ),
     "events without an end": (
         lambda r: r.send(b"event: generating\ndata: [3]\n\n", kind="text/event-stream"),
         SuspectError,
