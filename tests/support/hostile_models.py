@@ -37,11 +37,6 @@ def _syscall(number: int, *arguments: int) -> bool:
     return bool(libc.syscall(number, *(ctypes.c_long(one) for one in arguments)) >= 0)
 
 
-def _connect(address: tuple[str, int]) -> bool:
-    with socket.create_connection(address, timeout=2):
-        return True
-
-
 def _fork(_: Path) -> bool:
     pid = os.fork()
     if pid == 0:
@@ -74,9 +69,7 @@ ATTEMPTS = {
     "rename a file": lambda secret: secret.rename(secret.with_name("other")),
     "make a folder": lambda secret: (secret.parent / "made").mkdir() is None,
     "change its mode": lambda secret: secret.chmod(0o777) is None,
-    "use TCP": lambda _: _connect(("127.0.0.1", 9)),
     "open a socket": lambda _: socket.socket(),
-    "ask a name server": lambda _: socket.getaddrinfo("example.com", 80),
     "start a program": lambda _: subprocess.run(["/bin/true"], check=True),
     "fork": _fork,
     "signal its parent": lambda _: os.kill(os.getppid(), 0) is None,
@@ -86,7 +79,6 @@ ATTEMPTS = {
     "copy its parent's memory": lambda _: _syscall(310, os.getppid(), 0, 0, 0, 0, 0),
     "find a passphrase": _environment,
     "use shared memory": lambda _: _syscall(29, 1, 4096, 0o1666),
-    "open an io_uring": lambda _: _syscall(425, 1, 0),
     "leave its namespaces": lambda _: _syscall(272, 0x10000000),
 }
 
