@@ -7,7 +7,9 @@ import socket
 import struct
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -54,13 +56,18 @@ def _environment(_: Path) -> bool:
     return "TRAMARK_PASSPHRASE" in os.environ
 
 
+def _signal(_: Path) -> bool:
+    os.kill(os.getppid(), 0)
+    return True
+
+
 def _write(secret: Path) -> bool:
     with (secret.parent / "written").open("wb") as file:
         file.write(b"x")
     return True
 
 
-ATTEMPTS = {
+ATTEMPTS: dict[str, Callable[[Path], Any]] = {
     "read a secret": lambda secret: secret.read_bytes(),
     "list its folder": lambda secret: list(secret.parent.iterdir()),
     "read the home folder": lambda _: [p.read_bytes() for p in Path.home().glob(".*") if p.is_file()],
@@ -72,7 +79,7 @@ ATTEMPTS = {
     "open a socket": lambda _: socket.socket(),
     "start a program": lambda _: subprocess.run(["/bin/true"], check=True),
     "fork": _fork,
-    "signal its parent": lambda _: os.kill(os.getppid(), 0) is None,
+    "signal its parent": _signal,
     "read its parent's memory": _parents_memory,
     "read its parent's environment": lambda _: Path(f"/proc/{os.getppid()}/environ").read_bytes(),
     "trace its parent": lambda _: _syscall(101, 0x4206, os.getppid(), 0, 0),
@@ -132,7 +139,7 @@ def _overwrite() -> None:
         ctypes.memset(address + distance, 0xFF, 1 << 16)
 
 
-WAYS = {
+WAYS: dict[str, Callable[[], Any]] = {
     "segfault": lambda: ctypes.string_at(0),
     "write out of bounds": _overwrite,
     "abort": os.abort,

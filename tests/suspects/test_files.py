@@ -4,6 +4,7 @@ import json
 import pickle
 import struct
 import zipfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +215,10 @@ class TestConventions:
             Conventions().answers(torch.zeros(shape), 2)
 
 
+def constant(said: Any, _: Tensor) -> Any:
+    return said
+
+
 class TestModule:
     def test_answers_as_the_module_does_and_leaves_it_as_it_was(self) -> None:
         model = nn.Sequential(nn.Flatten(), nn.Dropout(0.9), nn.BatchNorm1d(784), nn.Linear(784, 10))
@@ -272,7 +277,7 @@ class TestModule:
         raw, keyring = questions(3), Keyring.generate(clients=["a", "b"], classes=10, input_shape=SHAPE)
         names = ["2", "0", "1"]
         for said in (torch.tensor([2, 0, 1]), np.array([2, 0, 1]), [2, 0, 1], names, np.array(names)):
-            assert FunctionSuspect(lambda _, said=said: said, PREPARE).ask(raw).labels.tolist() == [2, 0, 1]
+            assert FunctionSuspect(partial(constant, said), PREPARE).ask(raw).labels.tolist() == [2, 0, 1]
         rows = np.eye(3)[[2, 0, 1]]
         assert FunctionSuspect(lambda _: rows, PREPARE).ask(raw).labels.tolist() == [2, 0, 1]
         assert FunctionSuspect(lambda _: rows.tolist(), PREPARE).ask(raw).labels.tolist() == [2, 0, 1]
