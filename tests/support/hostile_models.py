@@ -56,8 +56,8 @@ def _environment(_: Path) -> bool:
     return "TRAMARK_PASSPHRASE" in os.environ
 
 
-def _signal(_: Path) -> bool:
-    os.kill(os.getppid(), 0)
+def _done(act: Callable[..., object], *arguments: Any) -> bool:
+    act(*arguments)
     return True
 
 
@@ -72,14 +72,14 @@ ATTEMPTS: dict[str, Callable[[Path], Any]] = {
     "list its folder": lambda secret: list(secret.parent.iterdir()),
     "read the home folder": lambda _: [p.read_bytes() for p in Path.home().glob(".*") if p.is_file()],
     "write a file": _write,
-    "delete a file": lambda secret: secret.unlink() is None,
+    "delete a file": lambda secret: _done(secret.unlink),
     "rename a file": lambda secret: secret.rename(secret.with_name("other")),
-    "make a folder": lambda secret: (secret.parent / "made").mkdir() is None,
-    "change its mode": lambda secret: secret.chmod(0o777) is None,
+    "make a folder": lambda secret: _done((secret.parent / "made").mkdir),
+    "change its mode": lambda secret: _done(secret.chmod, 0o777),
     "open a socket": lambda _: socket.socket(),
     "start a program": lambda _: subprocess.run(["/bin/true"], check=True),
     "fork": _fork,
-    "signal its parent": _signal,
+    "signal its parent": lambda _: _done(os.kill, os.getppid(), 0),
     "read its parent's memory": _parents_memory,
     "read its parent's environment": lambda _: Path(f"/proc/{os.getppid()}/environ").read_bytes(),
     "trace its parent": lambda _: _syscall(101, 0x4206, os.getppid(), 0, 0),
