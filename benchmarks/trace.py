@@ -17,7 +17,7 @@ from typing import Any
 
 from tramark import Keyring, trace
 from tramark.lab.simulation.run import Settings, prepare, run
-from tramark.suspects.files import load_into, read_weights
+from tramark.suspects.weights import load_into, read_weights
 from tramark.vault.store import Vault
 
 TEST_TRIGGERS = 1000

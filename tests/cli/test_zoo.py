@@ -17,7 +17,7 @@ IMAGES = Keyring.generate(clients=["a", "b"], classes=7, input_shape=(1, 12, 12)
 def made(name: str | None, described: dict[str, Any], keyring: Keyring = IMAGES) -> nn.Module:
     factory = model_factory(name, keyring, described)
     assert factory is not None
-    return factory()
+    return factory.build()
 
 
 def test_a_name_is_built_for_what_the_vault_describes() -> None:
@@ -43,4 +43,4 @@ def test_a_function_of_the_users() -> None:
 @pytest.mark.parametrize("name", ["nonsense", "no_such_module:f"])
 def test_what_cannot_be_meant(name: str) -> None:
     with pytest.raises(SettingError, match=name):
-        model_factory(name, IMAGES, {})
+        made(name, {})

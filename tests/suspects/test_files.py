@@ -4,9 +4,11 @@ import json
 import pickle
 import struct
 import zipfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -18,12 +20,19 @@ from torch import Tensor, nn
 from tramark.errors import BudgetSpent, SettingError, SuspectError
 from tramark.evidence.statistics import NO_ANSWER
 from tramark.keys import sources
+from tramark.keys.keyring import Keyring
 from tramark.lab.models import build
 from tramark.suspects.base import ask_in_batches
 from tramark.suspects.conventions import Conventions
+from tramark.suspects.exported import _operator as operator_named
 from tramark.suspects.exported import load_exported
-from tramark.suspects.files import factory, open_suspect
-from tramark.suspects.module import ModuleSuspect
+from tramark.suspects.files import open_suspect
+from tramark.suspects.loaded import LoadedSuspect
+from tramark.suspects.loading import load
+from tramark.suspects.module import FunctionSuspect, ModuleSuspect
+from tramark.suspects.operators import ALLOWED
+from tramark.suspects.weights import built, factory, load_into, read_weights
+from tramark.tracing.trace import trace
 
 SHAPE = (1, 28, 28)
 PREPARE = sources.for_shape(SHAPE, normalise=(0.29, 0.35)).prepare
@@ -41,6 +50,11 @@ def model() -> nn.Module:
 def expected(model: nn.Module, raw: Tensor) -> Tensor:
     with torch.no_grad():
         return model.eval()(PREPARE(raw)).argmax(1)  # type: ignore[no-any-return]
+
+
+def opened(path: Path, *, conventions: Any, model: Any = None, output: str | None = None) -> LoadedSuspect:
+    """The suspect in a file, loaded in this process: what files may hold is tested here, where they run elsewhere."""
+    return LoadedSuspect(load(path, model=built(model) if model else None, output=output), conventions, path=path)
 
 
 class TestConventions:
@@ -92,6 +106,31 @@ class TestConventions:
         with pytest.raises(SuspectError, match="3 means"):
             Conventions(mean=(1, 2, 3)).inputs(rows)
 
+    def test_only_what_is_stated_changes(self) -> None:
+        raw = questions()
+        ours = PREPARE(raw)
+        assert torch.equal(Conventions(prepare=PREPARE, labels=(1, 2)).inputs(raw), ours)
+        assert torch.equal(Conventions(prepare=PREPARE, layout="NHWC").inputs(raw), ours.movedim(1, -1))
+        assert torch.equal(Conventions(prepare=PREPARE, flat=True).inputs(raw), ours.flatten(1))
+        assert torch.equal(Conventions(prepare=PREPARE, value_range=(0, 255)).inputs(raw), raw.float())
+        assert torch.equal(Conventions(prepare=PREPARE, value_range=(0, 1)).inputs(raw), raw.float() * (1 / 255))
+        assert torch.equal(Conventions(prepare=PREPARE, mean=(0.5,)).inputs(raw), Conventions(mean=(0.5,)).inputs(raw))
+
+    def test_what_a_folder_states_comes_after_what_the_user_states(self) -> None:
+        folder = {"size": [8, 8], "value_range": [0.0, 1.0], "mean": [0.5], "std": [0.5], "colour": "rgb"}
+        fed = Conventions(prepare=PREPARE).under(folder)
+        assert fed.inputs(questions()).shape == (5, 3, 8, 8)
+        assert torch.equal(fed.inputs(questions()), (fed.pictures(questions()).float() * (1 / 255) - 0.5) / 0.5)
+        stated = Conventions(prepare=PREPARE, value_range=(0, 255), size=(4, 4)).under(folder)
+        assert (stated.size, stated.value_range, stated.mean) == ((4, 4), (0, 255), ())
+
+    def test_the_middle_is_cut_out(self) -> None:
+        raw = questions()
+        assert torch.equal(Conventions(crop=(10, 6)).pictures(raw), raw[:, :, 9:19, 11:17])
+        assert torch.equal(Conventions(size=(56, 56), resample="nearest").pictures(raw)[:, :, ::2, ::2], raw)
+        with pytest.raises(SuspectError, match="cannot be cropped"):
+            Conventions(crop=(29, 1)).pictures(raw)
+
     def test_whole_numbers_are_not_rounded_away(self) -> None:
         with pytest.raises(SuspectError, match="value_range"):
             Conventions(dtype="uint8").inputs(questions())
@@ -102,6 +141,10 @@ class TestConventions:
             {"colour": "red"},
             {"layout": "HWC"},
             {"size": (0, 3)},
+            {"size": (10**6, 3)},
+            {"crop": (1,)},
+            {"resample": "magic"},
+            {"value_range": (0, float("inf"))},
             {"value_range": (1, 0)},
             {"std": (0.0,)},
             {"mean": (float("nan"),)},
@@ -172,6 +215,10 @@ class TestConventions:
             Conventions().answers(torch.zeros(shape), 2)
 
 
+def constant(said: Any, _: Tensor) -> Any:
+    return said
+
+
 class TestModule:
     def test_answers_as_the_module_does_and_leaves_it_as_it_was(self) -> None:
         model = nn.Sequential(nn.Flatten(), nn.Dropout(0.9), nn.BatchNorm1d(784), nn.Linear(784, 10))
@@ -226,6 +273,21 @@ class TestModule:
         assert caught.value.answers is not None
         assert caught.value.answers.labels.tolist() == [0, 1, 0, 1]
 
+    def test_a_function_answers_as_it_likes(self) -> None:
+        raw, keyring = questions(3), Keyring.generate(clients=["a", "b"], classes=10, input_shape=SHAPE)
+        names = ["2", "0", "1"]
+        for said in (torch.tensor([2, 0, 1]), np.array([2, 0, 1]), [2, 0, 1], names, np.array(names)):
+            assert FunctionSuspect(partial(constant, said), PREPARE).ask(raw).labels.tolist() == [2, 0, 1]
+        rows = np.eye(3)[[2, 0, 1]]
+        assert FunctionSuspect(lambda _: rows, PREPARE).ask(raw).labels.tolist() == [2, 0, 1]
+        assert FunctionSuspect(lambda _: rows.tolist(), PREPARE).ask(raw).labels.tolist() == [2, 0, 1]
+        for wrong in (lambda _: {"a": 1}, lambda _: [[1], [2, 3]], lambda _: None, lambda x: x.nothing):
+            with pytest.raises(SuspectError):
+                FunctionSuspect(wrong, PREPARE).ask(raw)
+        assert trace(lambda inputs: inputs.flatten(1).argmax(1) % 10, keyring).finding == "nobody"
+        with pytest.raises(SettingError, match="a str cannot be asked"):
+            trace("model.pt", keyring)  # type: ignore[arg-type]
+
     def test_preview_runs_nothing(self) -> None:
         class Never(nn.Module):
             def forward(self, x: Tensor) -> Tensor:
@@ -241,9 +303,7 @@ def test_a_file_of_the_part_that_travelled(tmp_path: Path) -> None:
     save_file(head, found)
     given = headed(seed=1)
     given.get_submodule("head").load_state_dict(headed(seed=2).get_submodule("head").state_dict())
-    suspect = open_suspect(found, conventions=PREPARE, model=given)
-    assert isinstance(suspect, ModuleSuspect)
-    loaded = suspect.module.state_dict()
+    loaded = load_into(given, read_weights(found), found).state_dict()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in whole.state_dict().items())
     for lacking in (lambda: headed().requires_grad_(True), lambda: headed().requires_grad_(False)):
         with pytest.raises(SuspectError, match=r"7 are missing, .*whose others are frozen \(requires_grad=False\)"):
@@ -291,7 +351,7 @@ class TestWeights:
             (mlp, "not those of this model"),
             (lambda: small(1), "cannot be built"),
             (lambda: "hello", "returns str"),
-            ("small-cnn", "model is 'small-cnn': give a module"),
+            (7, "model is 7: give a module"),
         ]
         for one, says in wrong:
             with pytest.raises((SuspectError, SettingError), match=says):
@@ -333,15 +393,17 @@ class TestHostileFiles:
         path = tmp_path / f"model{suffix}"
         path.write_bytes(content)
         with pytest.raises(SuspectError) as caught:
-            open_suspect(path, conventions=PREPARE, model=small)
+            opened(path, conventions=PREPARE, model=small)
         assert "\n" not in str(caught.value)
         assert str(path) in str(caught.value)
 
     def test_no_file_and_no_kind(self, tmp_path: Path) -> None:
         (tmp_path / "model.h5").touch()
-        for name, says in [("absent.onnx", "no file"), ("model.h5", "no kind of file"), ("", "Hugging Face")]:
+        for name, says in [("absent.onnx", "no file"), ("model.h5", "no kind of file")]:
             with pytest.raises(SuspectError, match=says):
                 open_suspect(tmp_path / name, conventions=PREPARE)
+        with pytest.raises(SuspectError, match="Hugging Face"):
+            load(tmp_path)
 
     @pytest.mark.parametrize("suffix", [".pt", ".pth"])
     @pytest.mark.parametrize("wrapped", [True, False])
@@ -352,7 +414,7 @@ class TestHostileFiles:
         else:
             path.write_bytes(pickle.dumps(Bomb(touched)))
         with pytest.raises(SuspectError):
-            open_suspect(path, conventions=PREPARE, model=small)
+            opened(path, conventions=PREPARE, model=small)
         assert not touched.exists()
 
     def test_a_whole_module_is_not_a_state_dict(self, tmp_path: Path, model: nn.Module) -> None:
@@ -360,14 +422,56 @@ class TestHostileFiles:
         torch.save([torch.zeros(2)], tmp_path / "list.pt")
         for name in ("model.pt", "list.pt"):
             with pytest.raises(SuspectError, match="state dict"):
-                open_suspect(tmp_path / name, conventions=PREPARE, model=small)
+                opened(tmp_path / name, conventions=PREPARE, model=small)
+
+    @pytest.mark.parametrize(
+        ("state", "says"),
+        [
+            ({"w": torch.eye(3).to_sparse()}, "sparse"),
+            ({"w": torch.eye(3).to_sparse_csr()}, "sparse"),
+            ({"w": torch.empty(3, 3, device="meta")}, "meta"),
+            ({"w": torch.quantize_per_tensor(torch.eye(3), 0.1, 0, torch.qint8)}, "quantised"),
+            ({0: torch.zeros(3), 1: torch.zeros(3)}, "not a state dict"),
+            ({(1, 2): torch.zeros(3)}, "not a state dict"),
+            ({"w": torch.zeros(3), "epoch": 7}, "'epoch' is a int, not a tensor"),
+            ({"state_dict": 7}, "'state_dict' is a int"),
+            ({"w": {"v": torch.zeros(3)}}, "'w' is a dict"),
+            ({"w": None}, "not a tensor"),
+            ({}, "not a state dict"),
+            (torch.zeros(3), "not a state dict"),
+            (7, "not a state dict"),
+            ({"model": {"w": torch.eye(3).to_sparse()}}, "sparse"),
+            ({"0.weight": torch.zeros(3, 3, dtype=torch.complex64)}, "not those of this model"),
+        ],
+    )
+    def test_state_dicts_that_are_none(self, tmp_path: Path, state: Any, says: str) -> None:
+        torch.save(state, tmp_path / "model.pt")
+        with pytest.raises(SuspectError, match=says) as caught:
+            opened(tmp_path / "model.pt", conventions=PREPARE, model=small)
+        assert "\n" not in str(caught.value)
+
+    @pytest.mark.parametrize("name", ["state_dict", "model_state_dict", "model"])
+    def test_a_checkpoint_holds_a_state_dict(self, tmp_path: Path, model: nn.Module, name: str) -> None:
+        torch.save({name: model.state_dict(), "epoch": 7, "optimizer": {"lr": 0.1}}, tmp_path / "model.pt")
+        suspect = opened(tmp_path / "model.pt", conventions=PREPARE, model=small)
+        assert torch.equal(suspect.ask(questions()).labels, expected(model, questions()))
+
+    def test_torchscript_is_code_and_not_run_here(self, tmp_path: Path) -> None:
+        script = torch.jit.script(nn.Sequential(nn.Flatten(), nn.Linear(784, 10)))
+        for name in ("model.pt", "model.ts"):
+            torch.jit.save(script, tmp_path / name)
+            with pytest.raises(SuspectError, match="TorchScript program, which is code of its own"):
+                opened(tmp_path / name, conventions=PREPARE, model=small)
+        torch.save({"w": torch.zeros(1)}, tmp_path / "weights.ts")
+        with pytest.raises(SuspectError, match="not a TorchScript program"):
+            opened(tmp_path / "weights.ts", conventions=PREPARE)
 
     def test_a_compressed_archive_is_refused_unopened(self, tmp_path: Path) -> None:
         for name in ("bomb.pt", "bomb.pt2"):
             with zipfile.ZipFile(tmp_path / name, "w", zipfile.ZIP_DEFLATED) as archive:
                 archive.writestr("bomb/models/model.json", b"0" * 50_000_000)
             with pytest.raises(SuspectError, match="compressed"):
-                open_suspect(tmp_path / name, conventions=PREPARE, model=small)
+                opened(tmp_path / name, conventions=PREPARE, model=small)
 
     @pytest.mark.parametrize(
         ("length", "header"),
@@ -387,12 +491,12 @@ class TestHostileFiles:
         path = tmp_path / "model.safetensors"
         path.write_bytes(struct.pack("<Q", length or len(octets)) + octets + b"\0" * 16)
         with pytest.raises(SuspectError, match="not a sound safetensors file"):
-            open_suspect(path, conventions=PREPARE, model=small)
+            opened(path, conventions=PREPARE, model=small)
 
     def test_weights_that_are_not_numbers_give_no_answer(self, tmp_path: Path, model: nn.Module) -> None:
         path = tmp_path / "model.safetensors"
         save_file({n: torch.full_like(v, torch.nan) for n, v in model.state_dict().items()}, path)
-        suspect = open_suspect(path, conventions=PREPARE, model=small)
+        suspect = opened(path, conventions=PREPARE, model=small)
         with pytest.raises(SuspectError, match="not numbers"):
             suspect.ask(questions())
 
@@ -435,7 +539,7 @@ class TestExported:
     def test_answers_as_the_model_does(self, tmp_path: Path, model: nn.Module, fixed: int | None) -> None:
         raw = questions(7)
         for number, one in enumerate((model, Awkward())):
-            suspect = open_suspect(export(one, tmp_path / f"{number}.pt2", fixed=fixed), conventions=PREPARE)
+            suspect = opened(export(one, tmp_path / f"{number}.pt2", fixed=fixed), conventions=PREPARE)
             answers = suspect.ask(raw)
             assert torch.equal(answers.labels, expected(one, raw))
             assert answers.scores is not None
@@ -448,7 +552,7 @@ class TestExported:
         program = torch.export.export(model, (torch.zeros(2, *shape),), dynamic_shapes=({0: torch.export.Dim("n")},))
         torch.export.save(program, tmp_path / "model.pt2")
         raw = questions(4, shape)
-        answers = open_suspect(tmp_path / "model.pt2", conventions=Conventions()).ask(raw)
+        answers = opened(tmp_path / "model.pt2", conventions=Conventions()).ask(raw)
         assert answers.scores is not None
         assert torch.allclose(answers.scores, model(raw / 255), atol=1e-4)
 
@@ -481,11 +585,11 @@ class TestExported:
 
         hostile = rewrite(source, tmp_path / "hostile.pt2", edit)
         if what in ("sample", "expression"):  # these are simply never looked at
-            assert open_suspect(hostile, conventions=PREPARE).ask(questions()).labels.shape == (5,)
+            assert opened(hostile, conventions=PREPARE).ask(questions()).labels.shape == (5,)
         else:
-            says = "as a pickle" if what == "weight" else "not a plain tensor operator"
+            says = "as a pickle" if what == "weight" else "no operator of inference"
             with pytest.raises(SuspectError, match=says):
-                open_suspect(hostile, conventions=PREPARE)
+                opened(hostile, conventions=PREPARE)
         assert not touched.exists()
 
     @pytest.mark.parametrize("what", ["sizes", "offset", "short", "output", "version", "giant"])
@@ -517,8 +621,32 @@ class TestExported:
             return octets
 
         with pytest.raises(SuspectError) as caught:
-            open_suspect(rewrite(source, tmp_path / "lie.pt2", edit), conventions=PREPARE).ask(questions())
+            opened(rewrite(source, tmp_path / "lie.pt2", edit), conventions=PREPARE).ask(questions())
         assert "\n" not in str(caught.value)
+
+    @pytest.mark.parametrize(
+        "target",
+        [
+            "aten.as_strided.default",
+            "aten.set_.source_Storage",
+            "aten.resize_.default",
+            "aten.from_file.default",
+            "aten.put_.default",
+            "aten.index_put_.default",
+            "aten.embedding_bag.default",
+            "aten._index_put_impl_.default",
+            "aten.empty.memory_format",
+            "aten.relu.out",
+            "aten.relu.nonsense",
+            "aten.relu.__class__",
+            "prims.sum.default",
+        ],
+    )
+    def test_only_operators_of_inference_are_known(self, target: str) -> None:
+        with pytest.raises(SuspectError, match=r"refused|does not know"):
+            operator_named(f"torch.ops.{target}")
+        assert callable(operator_named("torch.ops.aten.relu.default"))
+        assert len(ALLOWED) < 350
 
     def test_more_than_one_input_is_refused(self, tmp_path: Path) -> None:
         class Two(nn.Module):
@@ -547,7 +675,7 @@ class TestOnnx:
     @pytest.mark.parametrize("fixed", [None, 1, 3])
     def test_answers_as_the_model_does(self, tmp_path: Path, model: nn.Module, fixed: int | None) -> None:
         raw = questions(7)
-        suspect = open_suspect(onnx_export(model, tmp_path / "m.onnx", fixed=fixed), conventions=PREPARE)
+        suspect = opened(onnx_export(model, tmp_path / "m.onnx", fixed=fixed), conventions=PREPARE)
         answers = suspect.ask(raw)
         assert torch.equal(answers.labels, expected(model, raw))
         assert answers.scores is not None
@@ -557,7 +685,7 @@ class TestOnnx:
     def test_weights_beside_the_file(self, tmp_path: Path, model: nn.Module) -> None:
         path = onnx_export(model, tmp_path / "m.onnx", external=True)
         raw = questions()
-        assert torch.equal(open_suspect(path, conventions=PREPARE).ask(raw).labels, expected(model, raw))
+        assert torch.equal(opened(path, conventions=PREPARE).ask(raw).labels, expected(model, raw))
 
     def test_labels_names_and_types(self, tmp_path: Path) -> None:
         from onnx import TensorProto, helper, save
@@ -583,19 +711,19 @@ class TestOnnx:
         save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
         raw = torch.tensor([2, 0, 1], dtype=torch.uint8).view(3, 1, 1, 1).expand(3, 1, 4, 4)
         want = Conventions(layout="NHWC", value_range=(0, 255))
-        assert open_suspect(path, conventions=want).ask(raw).labels.tolist() == [2, 0, 1]
+        assert opened(path, conventions=want).ask(raw).labels.tolist() == [2, 0, 1]
         named = Conventions(layout="NHWC", value_range=(0, 255), labels={"dog": 7, "cat": 5})
-        assert open_suspect(path, conventions=named, output="name").ask(raw).labels.tolist() == [
+        assert opened(path, conventions=named, output="name").ask(raw).labels.tolist() == [
             NO_ANSWER,
             5,
             7,
         ]
         with pytest.raises(SuspectError, match="no output 'nonsense'"):
-            open_suspect(path, conventions=want, output="nonsense")
+            opened(path, conventions=want, output="nonsense")
         with pytest.raises(SuspectError, match=r"wants inputs of shape \?×4×4×1, but the questions are 3×1×4×4"):
-            open_suspect(path, conventions=Conventions(value_range=(0, 255))).ask(raw)
+            opened(path, conventions=Conventions(value_range=(0, 255))).ask(raw)
         with pytest.raises(SuspectError, match="whole numbers"):
-            open_suspect(path, conventions=Conventions(layout="NHWC", mean=(0.5,))).ask(raw)
+            opened(path, conventions=Conventions(layout="NHWC", mean=(0.5,))).ask(raw)
 
     @pytest.mark.parametrize("what", ["raw", "outside", "giant", "shape", "nan"])
     def test_lies_in_a_file(self, tmp_path: Path, what: str) -> None:
@@ -630,7 +758,7 @@ class TestOnnx:
         path = tmp_path / "in" / "m.onnx"
         save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
         with pytest.raises(SuspectError) as caught:
-            open_suspect(path, conventions=PREPARE).ask(questions())
+            opened(path, conventions=PREPARE).ask(questions())
         assert "\n" not in str(caught.value)
 
 
@@ -650,7 +778,17 @@ def test_hugging_face_folder(tmp_path: Path) -> None:
     raw = questions()
     with torch.no_grad():
         wanted = model(PREPARE(raw)).logits.argmax(1)
-    assert torch.equal(open_suspect(tmp_path / "hf", conventions=PREPARE).ask(raw).labels, wanted)
+    assert torch.equal(opened(tmp_path / "hf", conventions=PREPARE).ask(raw).labels, wanted)
     named = Conventions(prepare=PREPARE, labels={"dog": 0, "cow": 1, "cat": 2})
     moved = torch.tensor([2, 0, 1])[wanted]
-    assert torch.equal(open_suspect(tmp_path / "hf", conventions=named).ask(raw).labels, moved)
+    assert torch.equal(opened(tmp_path / "hf", conventions=named).ask(raw).labels, moved)
+    settings = {"size": {"height": 32, "width": 32}, "crop_size": {"height": 28, "width": 28}, "do_center_crop": True}
+    settings |= {"resample": 3, "image_mean": [0.5], "image_std": [0.25], "rescale_factor": 1 / 255}
+    (tmp_path / "hf" / "preprocessor_config.json").write_text(json.dumps(settings))
+    fed = opened(tmp_path / "hf", conventions=PREPARE)
+    assert (fed.conventions.size, fed.conventions.crop, fed.conventions.mean) == ((32, 32), (28, 28), (0.5,))
+    stated = opened(tmp_path / "hf", conventions=Conventions(prepare=PREPARE, size=(40, 40), value_range=(0, 255)))
+    assert (stated.conventions.size, stated.conventions.mean) == ((40, 40), ())
+    (tmp_path / "hf" / "preprocessor_config.json").write_text('{"size": "big"}')
+    with pytest.raises(SuspectError, match="does not say how the model is fed"):
+        opened(tmp_path / "hf", conventions=PREPARE)

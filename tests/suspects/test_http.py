@@ -15,6 +15,7 @@ from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ from tramark.keys import sources
 from tramark.lab.models import build
 from tramark.suspects.conventions import Conventions
 from tramark.suspects.files import open_suspect
-from tramark.suspects.http import HttpOptions
+from tramark.suspects.http import HttpOptions, from_environment
 from tramark.suspects.inference import V2Suspect
 from tramark.suspects.json_api import JsonSuspect, JsonTemplate
 from tramark.suspects.png import png
@@ -258,6 +259,9 @@ class TestV2:
             ({"shape": [1, 10], "datatype": "FP33", "data": [0.0] * 10}, "not FP33"),
             ({"shape": [1, 2], "datatype": "FP32", "data": [1e300, 0]}, "not numbers"),
             ({"shape": [1], "datatype": "INT64", "data": [10**40]}, "out of range"),
+            ({"shape": [1, 2], "datatype": "FP32", "data": [10**400, 0]}, "out of range"),
+            ({"shape": [1, 2], "datatype": "FP16", "data": [10**400, 0.5]}, "out of range"),
+            ({"shape": [1], "datatype": "UINT8", "data": [10**400]}, "out of range"),
             ({"shape": [1], "datatype": "BYTES", "data": [7]}, "values that are not"),
             ({"shape": [1], "datatype": "BYTES", "data": ["boot"]}, "names, such as 'boot'"),
             ({"shape": [1, 1], "datatype": "FP32", "data": [0.3]}, "threshold"),
@@ -375,6 +379,95 @@ class TestJson:
     def test_answers_of_many_kinds(self, response: Any, template: dict[str, str], wanted: int) -> None:
         with serving(lambda r: r.json(response)) as server:
             assert ask_json(server, JsonTemplate(body="{list}", **template)) == [wanted]  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize(
+        ("respond", "template"),
+        [
+            (lambda r: r.json(3), {"label": ""}),
+            (lambda r: r.json([3]), {"label": ""}),
+            (lambda r: r.json([0.1, 0.2, 0.3, 0.9]), {"scores": ""}),
+            (lambda r: r.json({"3": 0.9, "1": 0.1}), {"scores": ""}),
+            (lambda r: r.send(b"3", kind="text/plain; charset=utf-8"), {"label": ""}),
+        ],
+    )
+    def test_the_whole_response_is_the_answer(self, respond: Responder, template: dict[str, Any]) -> None:
+        with serving(respond) as server:
+            assert ask_json(server, JsonTemplate(body="{list}", **template)) == [3]
+
+    def test_the_image_itself_is_the_body(self) -> None:
+        with serving(lambda r: r.json({"label": 3})) as server:
+            assert ask_json(server, JsonTemplate(send="png", label="label")) == [3]
+        _, _, headers, body = server.requests[0]
+        assert headers["Content-Type"] == "image/png"
+        assert body == png(questions(1)[0])
+
+    @pytest.mark.parametrize("send", ["form", "multipart"])
+    def test_the_image_in_a_field_of_a_form(self, send: Any) -> None:
+        template = JsonTemplate(send=send, body={"image": "{png}", "k": 1}, label="label")
+        with serving(lambda r: r.json({"label": 3})) as server:
+            assert ask_json(server, template) == [3]
+        _, _, headers, body = server.requests[0]
+        image = base64.b64encode(png(questions(1)[0])).decode()
+        if send == "form":
+            assert headers["Content-Type"] == "application/x-www-form-urlencoded"
+            assert parse_qs(body.decode()) == {"image": [image], "k": ["1"]}
+        else:
+            assert headers["Content-Type"].startswith("multipart/form-data")
+            assert image.encode() in body
+
+    @pytest.mark.parametrize("ready", [{}, {"job.state": "done"}])
+    def test_an_answer_that_comes_later(self, ready: dict[str, str]) -> None:
+        def respond(request: Handler) -> None:
+            if request.command == "POST":
+                return request.json({"job": {"id": "a/b 7"}}, 202)
+            looks = sum(method == "GET" for method, *_ in request.server.requests)
+            if looks < 3:
+                return request.json({"job": {}}, 200 if ready else 202)
+            return request.json({"job": {"state": "done"}, "label": 3})
+
+        template = JsonTemplate(body="{list}", label="label", then="/jobs/{job.id}", ready=ready)
+        with serving(respond) as server:
+            assert ask_json(server, template) == [3]
+            assert [path for method, path, *_ in server.requests if method == "GET"] == ["/jobs/a%2Fb%207"] * 3
+            with pytest.raises(SuspectError, match=r"answers later \(202\): say where"):
+                ask_json(server, JsonTemplate(body="{list}", label="label"))
+
+    def test_an_answer_that_never_comes(self) -> None:
+        options = HttpOptions(longest_wait=0.3)
+        template = JsonTemplate(body="{list}", label="label", then="later")
+        with serving(lambda r: r.json({}, 202)) as server, pytest.raises(SuspectUnavailable, match="no answer after"):
+            ask_json(server, template, options)
+
+    @pytest.mark.parametrize("then", ["http://elsewhere.invalid/{id}", "//elsewhere.invalid/", "{missing}", "{deep}"])
+    def test_a_later_answer_is_fetched_from_the_same_server_only(self, then: str) -> None:
+        template = JsonTemplate(body="{list}", label="label", then=then)
+        with serving(lambda r: r.json({"id": 7, "deep": {}})) as server:
+            with pytest.raises(SuspectError, match=r"at the server that was asked|answers without"):
+                ask_json(server, template)
+            assert len(server.requests) == 1
+
+    def test_gradios_two_steps(self) -> None:
+        def respond(request: Handler) -> None:
+            if request.command == "POST":
+                return request.json({"event_id": "e1"})
+            stream = b'event: heartbeat\ndata: null\n\nevent: complete\ndata: [{"label": "3", "confidences": []}]\n\n'
+            return request.send(stream, kind="text/event-stream")
+
+        body = {"data": [{"url": "data:image/png;base64,{png}"}]}
+        with serving(respond) as server:
+            suspect = JsonSuspect(
+                server.url + "/gradio_api/call/predict",
+                JsonTemplate(body=body, label="0.label", then="{event_id}"),
+                conventions=Conventions(),
+            )
+            assert suspect.ask(questions(1)).labels.tolist() == [3]
+            assert "until the answer is there" in suspect.preview(questions(1))
+        assert server.requests[1][1] == "/gradio_api/call/predict/e1"
+
+    def test_flat_inputs(self) -> None:
+        with serving(lambda r: r.json({"label": 3})) as server:
+            assert ask_json(server, conventions=Conventions(flat=True)) == [3]
+        assert len(json.loads(server.requests[0][3])["x"]) == 784
 
     def test_names(self) -> None:
         with serving(lambda r: r.json({"label": "boot"})) as server:
@@ -512,6 +605,12 @@ HOSTILE: dict[str, tuple[Responder, type[SuspectError], str]] = {
     "deep": (lambda r: r.send(b"[" * 30_000 + b"]" * 30_000), SuspectError, "not sound JSON"),
     "long number": (lambda r: r.send(b'{"label": ' + b"9" * 9999 + b"}"), SuspectError, "not sound JSON"),
     "not text": (lambda r: r.send(b'{"label": "\xff\xfe"}'), SuspectError, "not sound JSON"),
+    "events without an end": (
+        lambda r: r.send(b"event: generating\ndata: [3]\n\n", kind="text/event-stream"),
+        SuspectError,
+        "not sound JSON",
+    ),
+    "later": (lambda r: r.json({"label": 3}, 202), SuspectError, "answers later"),
     "gzip": (lambda r: r.send(b"\x1f\x8b", Content_Encoding="gzip"), SuspectError, "compressed"),
     "not found": (
         lambda r: r.json({"error": "no such model"}, 404),
@@ -703,6 +802,15 @@ class TestSecrets:
                 with pytest.raises(SuspectError, match="SOME_TOKEN"):
                     ask_json(server, options=self.OPTIONS)
                 assert server.requests == []
+
+    def test_a_key_for_a_v2_server(self) -> None:
+        with serving(v2(lambda n: {"shape": [n], "datatype": "INT64", "data": [5] * n})) as server:
+            assert ask_v2(server, HttpOptions(headers=from_environment(["X-API-Key=OTHER_KEY"]))) == [5]
+        assert [headers["X-API-Key"] for _, _, headers, _ in server.requests] == ["an0ther"] * 2
+        for wrong in ("X-API-Key", "X-API-Key=s3cr3t-value", "=A", "X Y=A"):
+            with pytest.raises(SettingError, match="NAME=ENVVAR") as caught:
+                from_environment([wrong])
+            assert "s3cr3t" not in str(caught.value)
 
 
 class TestPreview:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from traces import CLIENTS, Oracle, leaked_by, ring, vault_of
 
@@ -18,6 +19,7 @@ from tramark.evidence.tally import Evidence
 from tramark.keys.keyring import Keyring
 from tramark.keys.sources import Vectors
 from tramark.suspects.base import Answers
+from tramark.suspects.files import open_suspect
 from tramark.tracing.trace import trace
 from tramark.vault.audit import audit
 from tramark.vault.commit import state_digest
@@ -272,6 +274,9 @@ def test_a_model_as_it_was_issued_is_recognised(tmp_path: Path) -> None:
         assert found.to_dict()["identical"] == [{"round": 2, "clients": ("a",), "everybody": False, "marked": True}]
         assert found.case is not None
         assert found.case.suspect == Suspected("module", "Linear", state_digest(own.state_dict()))
+        save_file(own.state_dict(), tmp_path / "own.safetensors")
+        file = open_suspect(tmp_path / "own.safetensors", conventions=keyring.source.prepare, model=nn.Linear(6, 10))
+        assert trace(file, vault).to_dict()["identical"] == found.to_dict()["identical"]
         stranger = trace(nn.Linear(6, 10), vault).case
         assert stranger is not None
         assert stranger.identical == ()

@@ -11,7 +11,7 @@ from tramark.errors import BadProof
 from tramark.evidence.bundle import verify_bundle
 from tramark.evidence.published import read_published
 from tramark.server import TraMark
-from tramark.suspects.files import load_into, read_weights
+from tramark.suspects.weights import load_into, read_weights
 from tramark.tracing.trace import trace
 
 if sys.platform == "win32":

@@ -18,7 +18,7 @@ from tramark.cli.common import (
     interactive,
     keyring_of,
     open_vault,
-    read_as,
+    read_json,
 )
 from tramark.errors import SettingError
 
@@ -209,14 +209,15 @@ def check_base(
     from tramark.evidence.annex import decrypted, read_annex
     from tramark.evidence.findings import shown
     from tramark.suspects.conventions import Conventions
-    from tramark.suspects.files import factory, open_suspect
+    from tramark.suspects.files import open_suspect
+    from tramark.suspects.schema import conventions_from
     from tramark.tracing.unmarked import ask_unmarked
 
     opened = read_annex(decrypted(annex.read_bytes(), _private_key(decrypt) if decrypt else None))
     base = open_suspect(
         model,
-        conventions=read_as(Conventions, conventions) if conventions else Conventions(),
-        model=factory(architecture) if architecture else None,
+        conventions=conventions_from(read_json(conventions), str(conventions)) if conventions else Conventions(),
+        model=architecture,
     )
     found = ask_unmarked(opened, base)
     for client, likeness in found.items():

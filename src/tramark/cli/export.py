@@ -40,7 +40,7 @@ def export(
     from tramark.lab import data, models
     from tramark.lab.models.export import export_model
     from tramark.lab.simulation.run import Settings
-    from tramark.suspects.files import load_into, read_weights
+    from tramark.suspects.weights import load_into, read_weights
 
     settings = read_as(Settings, run / "config.json")
     dataset = data.load(settings.data, data_dir=data_dir)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -16,7 +17,7 @@ from tramark.cli.common import (
     existing_file,
     keyring_of,
     open_vault,
-    read_as,
+    read_json,
 )
 from tramark.errors import SuspectError
 
@@ -74,6 +75,13 @@ def trace_command(
     token_env: Annotated[
         str | None, typer.Option(help="Name of the environment variable that holds the bearer token (URLs only).")
     ] = None,
+    header: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="NAME=ENVVAR: send this header with the value of that environment variable, such as "
+            "X-API-Key=MY_KEY. Repeat the option for each (URLs only)."
+        ),
+    ] = None,
     case: Annotated[
         int | None,
         typer.Option(help="Number of an interrupted case of the vault, which goes on with the same suspect."),
@@ -95,17 +103,16 @@ def trace_command(
 
     Every trace is a case of the vault: `tramark vault cases` lists them.
     """
-    from tramark.suspects.conventions import Conventions
-    from tramark.suspects.http import HttpOptions
-    from tramark.suspects.json_api import JsonTemplate
+    from tramark.suspects.http import HttpOptions, from_environment
+    from tramark.suspects.schema import conventions_from, template_from
 
     code = trace_suspect(
         vault,
         suspect,
         model=model,
-        conventions=read_as(Conventions, conventions) if conventions else None,
-        template=read_as(JsonTemplate, template) if template else None,
-        http=HttpOptions(rate=rate, token_env=token_env, budget=budget),
+        conventions=conventions_from(read_json(conventions), str(conventions)) if conventions else None,
+        template=template_from(read_json(template), str(template)) if template else None,
+        http=HttpOptions(rate=rate, token_env=token_env, budget=budget, headers=from_environment(header or ())),
         options={"false_accusation": false_accusation, "budget": budget, "rule": rule, "exhaustive": exhaustive},
         references=reference or (),
         case=case,
@@ -142,6 +149,7 @@ def trace_suspect(
     from tramark.lab.simulation.run import MODEL
     from tramark.report.page import write_report
     from tramark.report.words import facts, verdict_sentence
+    from tramark.suspects.conventions import Conventions
     from tramark.suspects.files import open_suspect
     from tramark.suspects.inference import V2Suspect
     from tramark.suspects.json_api import JsonSuspect
@@ -153,12 +161,14 @@ def trace_suspect(
         keyring = keyring_of(vault, data_dir)
         known = json.loads(vault.get(MODEL)) if MODEL in vault.names else {}
 
-        def adapter_for(target: str) -> "Adapter":
+        def adapter_for(target: str, *, vouched: bool = False) -> "Adapter":
             remote = "://" in target
+            named = None if remote else model_factory(model, keyring, known)
             return open_suspect(
                 target,
-                conventions=conventions or keyring.source.prepare,
-                model=None if remote else model_factory(model, keyring, known),
+                conventions=replace(conventions or Conventions(), prepare=keyring.source.prepare),
+                # The user vouches for references: they need no processes of their own.
+                model=named.build if named and vouched else named,
                 served=model if remote else None,
                 template=template,
                 http=http,
@@ -178,7 +188,7 @@ def trace_suspect(
             console=console,
         ) as progress:
             task = progress.add_task("asking", total=None, completed=earlier)
-            unmarked = [adapter_for(reference) for reference in references]
+            unmarked = [adapter_for(reference, vouched=True) for reference in references]
             try:
                 verdict = trace(
                     adapter,

@@ -1,20 +1,17 @@
 """What `--model` means: one of the laboratory's models by name, or a function of the user's."""
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
-
-from torch import nn
 
 from tramark.errors import SettingError
 from tramark.keys.keyring import Keyring
 from tramark.keys.sources import Tokens
 from tramark.lab import models
-from tramark.suspects.files import factory
+from tramark.suspects.weights import ModelName
 
 
-def model_factory(name: str | None, keyring: Keyring, described: Mapping[str, Any]) -> Callable[[], nn.Module] | None:
-    """A function that makes the model of that name, or the one that `package.module:function` names.
+def model_factory(name: str | None, keyring: Keyring, described: Mapping[str, Any]) -> ModelName | None:
+    """The name of the function that makes this model, or of the one that `package.module:function` names.
 
     Parameters
     ----------
@@ -26,15 +23,15 @@ def model_factory(name: str | None, keyring: Keyring, described: Mapping[str, An
     if name is None:
         return None
     if ":" in name:
-        return factory(name)
+        return ModelName(name)
     if name not in models.NAMES:
         there = ", ".join(models.NAMES)
         raise SettingError(f"no model named {name!r}: give package.module:function, or one of {there}")
     source = keyring.source
-    return partial(
-        models.build,
-        name,
-        input_shape=tuple(described.get("input_shape", source.shape)),
-        classes=described.get("classes", keyring.classes),
-        vocabulary=source.vocabulary if isinstance(source, Tokens) else 0,
-    )
+    options = {
+        "name": name,
+        "input_shape": list(described.get("input_shape", source.shape)),
+        "classes": described.get("classes", keyring.classes),
+        "vocabulary": source.vocabulary if isinstance(source, Tokens) else 0,
+    }
+    return ModelName("tramark.lab.models:build", options)

@@ -6,8 +6,8 @@ adapter answers or raises a `SuspectError`: it never makes an answer up.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -25,6 +25,34 @@ class Answers:
 
     labels: Tensor
     scores: Tensor | None = None
+
+
+Run = Callable[[Tensor], Tensor | list[Any]]
+
+
+@dataclass(frozen=True)
+class About:
+    """What a file says about its model.
+
+    `dtype` and `shape` are those of the input it declares, if any; `batch` is how many questions are asked at a time
+    and `exact` whether it takes only that many. `names` are its labels' names, and `stated` the conventions in which
+    the file says how it is fed.
+    """
+
+    dtype: str | None = None
+    shape: tuple[int | None, ...] = ()
+    batch: int = 256
+    exact: bool = False
+    names: Mapping[int, str] = field(default_factory=dict)
+    stated: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model from a file, ready to be asked: `run` takes inputs and gives scores, labels or names of labels."""
+
+    run: Run
+    about: About = About()
 
 
 class Suspect(Protocol):

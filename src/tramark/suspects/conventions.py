@@ -1,12 +1,12 @@
 """Conventions: how a stranger's model wants its inputs and names its labels.
 
-Raw questions are turned into inputs, and the model's outputs into labels of ours. Whatever is ambiguous is an error: a
-guess would be worth nothing as evidence.
+Raw questions are turned into inputs, and the model's outputs into labels of ours. Whatever is ambiguous is an error:
+a guess would be worth nothing as evidence.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -19,6 +19,8 @@ from tramark.suspects.base import Answers
 
 Prepare = Callable[[Tensor], Tensor]
 Said = str | int | None
+
+LARGEST_EDGE = 4096
 
 
 @dataclass(frozen=True)
@@ -34,11 +36,15 @@ class Conventions:
     Parameters
     ----------
     size : height and width to which images are resized; by default they are not.
+    resample : how they are resized: "bilinear" (by default), "bicubic" or "nearest".
+    crop : height and width of the middle that is cut out after resizing; by default nothing is cut off.
     colour : "grey", "rgb" or "bgr", to which images are converted; by default they are not.
     layout : "NCHW" or "NHWC": whether channels come before or after height and width.
-    value_range : the values that 0 and 255 become.
+    flat : whether each input is one row of numbers, in that layout.
+    value_range : the values that 0 and 255 become; by default 0 and 1.
     mean, std : are applied after `value_range`: one value per channel in the model's order, or per column of a table.
-    prepare : replaces `value_range`, `mean` and `std`; for example, the `prepare` of a keyring's source.
+    prepare : used if neither `value_range` nor `mean` nor `std` is stated: the `prepare` of a keyring's source, which
+        normalises as the federation does.
     dtype : the type the model wants, such as "float16" or "uint8". By default the one it declares, or float32 for
         images.
     labels : our label for each of the model's labels, by its name or number: a mapping, or the model's names or numbers
@@ -47,9 +53,12 @@ class Conventions:
     """
 
     size: tuple[int, int] | None = None
+    resample: Literal["bilinear", "bicubic", "nearest"] | None = None
+    crop: tuple[int, int] | None = None
     colour: Literal["grey", "rgb", "bgr"] | None = None
     layout: Literal["NCHW", "NHWC"] = "NCHW"
-    value_range: tuple[float, float] = (0.0, 1.0)
+    flat: bool = False
+    value_range: tuple[float, float] | None = None
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     prepare: Prepare | None = field(default=None, repr=False, compare=False)
@@ -58,7 +67,7 @@ class Conventions:
     threshold: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("size", "value_range", "mean", "std", "labels"):
+        for name in ("size", "crop", "value_range", "mean", "std", "labels"):
             # JSON has lists, not tuples.
             if isinstance(value := getattr(self, name), list):
                 object.__setattr__(self, name, tuple(value))
@@ -66,14 +75,38 @@ class Conventions:
             raise SuspectError(f"colour is {self.colour!r}: say grey, rgb or bgr")
         if self.layout not in ("NCHW", "NHWC"):
             raise SuspectError(f"layout is {self.layout!r}: say NCHW or NHWC")
-        if self.size is not None and (len(self.size) != 2 or min(self.size) < 1):
-            raise SuspectError(f"size is {self.size!r}: say (height, width)")
-        if len(self.value_range) != 2 or not self.value_range[0] < self.value_range[1]:
+        if self.resample not in (None, "bilinear", "bicubic", "nearest"):
+            raise SuspectError(f"resample is {self.resample!r}: say bilinear, bicubic or nearest")
+        for name in ("size", "crop"):
+            wanted = getattr(self, name)
+            if wanted is not None and (len(wanted) != 2 or not all(0 < edge <= LARGEST_EDGE for edge in wanted)):
+                raise SuspectError(f"{name} is {wanted!r}: say (height, width), up to {LARGEST_EDGE} each")
+        if self.value_range is not None and (
+            len(self.value_range) != 2 or not -math.inf < self.value_range[0] < self.value_range[1] < math.inf
+        ):
             raise SuspectError(f"value_range is {self.value_range!r}: say (lowest, highest)")
         if 0 in self.std or not all(map(math.isfinite, (*self.mean, *self.std))):
             raise SuspectError("mean and std must be finite, and std must not be zero")
         if self.dtype is not None and not isinstance(getattr(torch, self.dtype, None), torch.dtype):
             raise SuspectError(f"dtype is {self.dtype!r}: say float32, float16, uint8, int64 …")
+
+    @property
+    def normalised(self) -> bool:
+        """Whether these conventions state how values are normalised."""
+        return self.value_range is not None or bool(self.mean) or bool(self.std)
+
+    def under(self, stated: Mapping[str, Any]) -> "Conventions":
+        """These conventions, completed by what others state, such as a model's folder. What these state stands."""
+        normalisation = ("value_range", "mean", "std")
+        open_ = {name for name in stated if getattr(self, name) in (None, ())}
+        return replace(self, **{n: stated[n] for n in open_ if n not in normalisation or not self.normalised})
+
+    def with_names(self, names: Mapping[int, str]) -> "Conventions":
+        """These conventions for a model that numbers its labels, if `labels` speaks of them by these names."""
+        if self.labels is None:
+            return self
+        ours = {number: self._label(name) for number, name in names.items()}
+        return replace(self, labels=ours) if any(label >= 0 for label in ours.values()) else self
 
     def pictures(self, raw: Tensor) -> Tensor:
         """Raw images in the model's size and number of channels, still as bytes."""
@@ -85,22 +118,33 @@ class Conventions:
             grey = raw if channels == 1 else (raw * luma).sum(1, keepdim=True).round().to(torch.uint8)
             raw = grey.expand(-1, wanted, -1, -1)
         if self.size is not None and raw.shape[2:] != self.size:
-            resized = F.interpolate(raw.float(), size=tuple(self.size), mode="bilinear", antialias=True)
+            smooth = self.resample != "nearest"
+            mode = (self.resample or "bilinear") if smooth else "nearest-exact"
+            resized = F.interpolate(raw.float(), size=self.size, mode=mode, antialias=smooth)
             raw = resized.round().clamp(0, 255).to(torch.uint8)
+        if self.crop is not None:
+            (height, width), (rows, columns) = raw.shape[2:], self.crop
+            if rows > height or columns > width:
+                raise SuspectError(f"images of {height}×{width} cannot be cropped to {rows}×{columns}")
+            top, left = (height - rows) // 2, (width - columns) // 2
+            raw = raw[:, :, top : top + rows, left : left + columns]
         return raw
 
     def inputs(self, raw: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Raw questions as inputs of the model; `dtype` is the type it declares, if any."""
         image = raw.dtype == torch.uint8 and raw.ndim == 4
         inputs = self.pictures(raw) if image else raw
-        if self.prepare is not None:
-            inputs = self.prepare(inputs)
+        prepare = None if self.normalised else self.prepare
+        if prepare is not None:
+            inputs = prepare(inputs)
         if image and self.colour == "bgr":
             inputs = inputs.flip(1)
-        if self.prepare is None and (image or inputs.is_floating_point()):
+        if prepare is None and (image or inputs.is_floating_point()):
             inputs = self._normalise(inputs, image)
         if image and self.layout == "NHWC":
             inputs = inputs.movedim(1, -1)
+        if self.flat:
+            inputs = inputs.flatten(1)
         wanted: torch.dtype = getattr(torch, self.dtype) if self.dtype else dtype or inputs.dtype
         if inputs.is_floating_point() and not wanted.is_floating_point:
             if (inputs - inputs.round()).abs().max() > 1e-3:
@@ -111,7 +155,7 @@ class Conventions:
         return inputs.to(wanted).contiguous()
 
     def _normalise(self, inputs: Tensor, image: bool) -> Tensor:
-        low, high = self.value_range
+        low, high = self.value_range or (0.0, 1.0)
         if image:
             inputs = inputs.float() * ((high - low) / 255) + low
         columns = inputs.shape[1]

@@ -3,7 +3,7 @@
 This reader is our own because torch's is not safe: `torch.export.load` unpickles payloads, evaluates expressions
 and looks operators up by any name in the archive, so it must not see a stranger's file. But the archive also
 holds the model as plain data: a JSON list of operator calls, and weights as bytes. This module runs that list. It
-knows the tensor operators (`aten`) and the arithmetic of sizes; anything else is refused.
+knows the operators of inference (`operators`) and the arithmetic of sizes; anything else is refused.
 """
 
 import json
@@ -19,22 +19,10 @@ from torch import Tensor, nn
 
 from tramark.errors import SuspectError, one_line
 from tramark.suspects.base import fixed_batch
+from tramark.suspects.operators import ALLOWED
 
 SCHEMA = 8
 ATEN = re.compile(r"torch\.ops\.aten\.([A-Za-z]\w*|_\w+)\.([A-Za-z]\w*)")
-
-# Operators with a leading underscore may skip checks: only those that exports need are allowed.
-PRIVATE = {
-    "_adaptive_avg_pool2d",
-    "_assert_scalar",
-    "_assert_tensor_metadata",
-    "_log_softmax",
-    "_native_batch_norm_legit_no_training",
-    "_safe_softmax",
-    "_softmax",
-    "_to_copy",
-    "_unsafe_view",
-}
 
 ARITHMETIC: dict[str, Callable[..., Any]] = {
     f"_operator.{name}": getattr(operator, name)
@@ -155,11 +143,13 @@ def _operator(target: str) -> Callable[..., Any]:
         return ARITHMETIC[target]
     found = ATEN.fullmatch(target)
     name, overload_name = found.groups() if found else ("", "")
-    if name in ("", "from_file") or (name[0] == "_" and name not in PRIVATE):
-        raise SuspectError(f"the archive calls {one_line(target)}, which is not a plain tensor operator: it is refused")
-    overload = getattr(getattr(torch.ops.aten, name), overload_name)
+    if name not in ALLOWED:
+        raise SuspectError(f"the archive calls {one_line(target)}, which is no operator of inference: it is refused")
+    overload = getattr(getattr(torch.ops.aten, name, None), overload_name, None)
     if not isinstance(overload, torch._ops.OpOverload):
         raise SuspectError(f"the archive calls {one_line(target)}, which this version of torch does not know")
+    if any(argument.is_out for argument in overload._schema.arguments):
+        raise SuspectError(f"the archive calls {one_line(target)}, which writes into a given tensor: it is refused")
     return overload
 
 

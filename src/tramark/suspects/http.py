@@ -11,7 +11,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -31,6 +31,8 @@ from tramark.suspects.exchange import FinalError, PassingError, exchange
 # After these statuses it is worth asking again.
 PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 SECRET = re.compile(r"auth|key|token|secret|cookie", re.IGNORECASE)
+# Seconds between two looks whether a later answer is there.
+FIRST_POLL, LONGEST_POLL = 0.1, 2.0
 VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 
@@ -72,6 +74,19 @@ class HttpOptions:
                 raise SettingError(f"{name} is {value}: give a positive number{' or zero' if or_zero else ''}")
 
 
+def from_environment(pairs: Sequence[str]) -> dict[str, str]:
+    """Headers whose values are read from the environment, given as NAME=ENVVAR.
+
+    >>> from_environment(["X-API-Key=MY_KEY"])
+    {'X-API-Key': '${MY_KEY}'}
+    """
+    found = [re.fullmatch(r"([\w-]+)=(\w+)", pair) for pair in pairs]
+    if None in found:
+        # What was given may be the secret itself.
+        raise SettingError("a header is given as NAME=ENVVAR: the name of the variable that holds its value")
+    return {one[1]: f"${{{one[2]}}}" for one in found if one}
+
+
 class Client:
     """Sends requests to one server, within all limits, and returns the JSON of its responses."""
 
@@ -90,7 +105,7 @@ class Client:
 
     def excerpt(self, said: Any) -> str:
         """The start of a response, for an error message. Secrets that the server echoes are replaced by stars."""
-        text = said.decode(errors="replace") if isinstance(said, bytes) else json.dumps(said)
+        text = said.decode(errors="replace") if isinstance(said, bytes) else json.dumps(said, default=repr)
         for template in self.headers.values():
             for name in VARIABLE.findall(template):
                 text = text.replace(os.environ.get(name) or "\0", "***")
@@ -104,8 +119,14 @@ class Client:
         more = f"… ({len(body)} bytes)" if len(body) > 400 else ""
         return "\n".join([*lines, "", one_line(body[:400].decode(errors="replace"), 400) + more])
 
-    def send(self, method: str, url: str, body: bytes | None, content_type: str, questions: int) -> Any:
-        """The JSON in the response, after as many attempts as allowed; `questions` count for rate and budget."""
+    def send(
+        self, method: str, url: str, body: bytes | None, content_type: str, questions: int, *, text: bool = False
+    ) -> Any:
+        """The JSON in the response, after as many attempts as allowed; `questions` count for rate and budget.
+
+        With `text`, a response that says that it is plain text is that text. A response of status 202, which stands
+        for none yet, is a `NotYet`.
+        """
         headers, options = HTTPHeaderDict(), self.options
         for name, value in self.headers.items():
             headers[name] = VARIABLE.sub(_variable, value)
@@ -129,7 +150,8 @@ class Client:
                     deadline=options.deadline,
                     limit=options.response_bytes,
                 )
-                return self._json(response, octets)
+                said = self._json(response, octets, text)
+                return NotYet(said) if response.status == HTTPStatus.ACCEPTED else said
             except FinalError as final:
                 raise SuspectError(f"{self.shown()} {final}") from None
             except PassingError as passing:
@@ -142,6 +164,18 @@ class Client:
                 raise SuspectUnavailable(f"{failure}, {options.retries + 1} times: go on later") from None
             time.sleep(wait or retry.get_backoff_time())
 
+    def fetch(self, url: str, ready: Callable[[Any], bool], *, text: bool = False) -> Any:
+        """The JSON at an address, asked for again until it is ready: for `longest_wait` seconds in all."""
+        until, wait = time.monotonic() + self.options.longest_wait, FIRST_POLL
+        while isinstance(said := self.send("GET", url, None, "", questions=0, text=text), NotYet) or not ready(said):
+            if time.monotonic() + wait > until:
+                raise SuspectUnavailable(
+                    f"{self.shown()} has no answer after {self.options.longest_wait:g} s (longest_wait): go on later"
+                )
+            time.sleep(wait)
+            wait = min(2 * wait, LONGEST_POLL)
+        return said
+
     def _count(self, questions: int) -> None:
         if self.options.budget is not None and self.asked + questions > self.options.budget:
             raise BudgetSpent(f"the budget of {self.options.budget} queries is spent")
@@ -151,7 +185,7 @@ class Client:
             self._not_before = max(now, self._not_before) + questions / self.options.rate
         self.asked += questions
 
-    def _json(self, response: BaseHTTPResponse, octets: bytes) -> Any:
+    def _json(self, response: BaseHTTPResponse, octets: bytes, text: bool) -> Any:
         status, headers, said = response.status, response.headers, self.excerpt(octets)
         known = f" {HTTPStatus(status).phrase}" if status in HTTPStatus.__members__.values() else ""
         if 300 <= status < 400:
@@ -163,11 +197,24 @@ class Client:
             raise FinalError(f"answers {status}{known}: {said}")
         if headers.get("Content-Encoding", "identity").lower() != "identity":
             raise FinalError("answers in a compressed form that was not asked for: it is refused")
+        kind = one_line(headers.get("Content-Type", "something").partition(";")[0]).lower()
         try:
+            if text and kind == "text/plain":
+                return octets.decode()
+            if kind == "text/event-stream":
+                octets = _completed(octets)
+            if status == HTTPStatus.ACCEPTED and not octets.strip():
+                return None
             return json.loads(octets, parse_constant=_refuse)
         except (ValueError, RecursionError):
-            kind = one_line(headers.get("Content-Type", "something").partition(";")[0])
             raise FinalError(f"answers with {kind} that is not sound JSON: {said}") from None
+
+
+@dataclass(frozen=True)
+class NotYet:
+    """What a server says that has taken a question and will answer later (202 Accepted)."""
+
+    said: Any
 
 
 class HttpSuspect:
@@ -205,6 +252,15 @@ def as_tensor(values: list[Any], dtype: torch.dtype) -> Tensor:
         return torch.tensor(values, dtype=dtype)
     except (ValueError, RuntimeError, OverflowError, TypeError):
         raise SuspectError("the server answers with numbers that are out of range") from None
+
+
+def _completed(octets: bytes) -> bytes:
+    """The data of the event "complete" in a stream of events, as Gradio sends it."""
+    for event in re.split(r"\r?\n\r?\n", octets.decode()):
+        fields = dict(re.findall(r"^(event|data): ?(.*?)\r?$", event, flags=re.MULTILINE))
+        if fields.get("event") == "complete":
+            return str(fields.get("data", "")).encode()
+    raise ValueError("no event is complete")
 
 
 def _retry_after(response: BaseHTTPResponse) -> float:

@@ -7,9 +7,12 @@ is an error, never an answer.
 import base64
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
+from urllib.parse import quote, urlencode, urljoin, urlunsplit
 
 import torch
 from torch import Tensor
@@ -18,7 +21,7 @@ from urllib3 import encode_multipart_formdata
 from tramark.errors import SuspectError
 from tramark.suspects.base import Answers, ask_in_batches
 from tramark.suspects.conventions import Conventions, Prepare, Said
-from tramark.suspects.http import Client, HttpOptions, HttpSuspect, as_tensor
+from tramark.suspects.http import Client, HttpOptions, HttpSuspect, NotYet, as_tensor, split_url
 from tramark.suspects.png import png
 
 
@@ -33,12 +36,18 @@ class JsonTemplate:
     ----------
     body : the JSON to send. The string "{list}" stands for the input as a nested list; "{png}", anywhere in a
         string, for the image as a base64 PNG.
-    label : dotted path to the label: a name or number, or a list with the best first. null or an empty list there
-        means that the API gave no answer.
+    label : dotted path to the label: a name or number, or a list with the best first. An empty path is the whole
+        response. null or an empty list there means that the API gave no answer.
     scores : in place of `label`, the dotted path to the scores: a list in the order of the labels, or an object from
         label to score.
-    upload : name of a form field. The image is uploaded in it as a PNG file, and `body` holds the other fields of the
-        form.
+    send : "json" (by default); "form" or "multipart", for which `body` holds the fields of the form; or "png", for
+        which the image itself is the body.
+    upload : name of a field of a multipart form. The image is uploaded in it as a PNG file, and `body` holds the other
+        fields.
+    then : for an API that answers later, the URL at which the answer is fetched, absolute or relative to the first one.
+        "{path}" in it stands for the value at that dotted path of the first response. It is asked again while it says
+        202, or while `ready` is not true. A stream of events is read up to its event "complete".
+    ready : dotted paths of the later response, and the values that they have once the answer is there.
     method : the HTTP method.
     headers : more headers; `${NAME}` in a value stands for an environment variable.
     """
@@ -46,18 +55,28 @@ class JsonTemplate:
     body: Any = None
     label: str | None = None
     scores: str | None = None
+    send: Literal["json", "form", "multipart", "png"] = "json"
     upload: str | None = None
+    then: str | None = None
+    ready: Mapping[str, str] = field(default_factory=dict)
     method: str = "POST"
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         if (self.label is None) == (self.scores is None):
             raise SuspectError("say where the answer is in the response: a path to either the label or the scores")
+        if self.upload is not None:
+            object.__setattr__(self, "send", "multipart")
         text = json.dumps(self.body)
-        if self.upload is None and "{list}" not in text and "{png}" not in text:
+        asks = self.upload is not None or self.send == "png" or "{list}" in text or "{png}" in text
+        if not asks:
             raise SuspectError('the body has no place for the question: put "{list}" or "{png}" into it, or say upload')
-        if self.upload is not None and not isinstance(self.body or {}, Mapping):
-            raise SuspectError("with upload, the body is an object: the other fields of the form and their values")
+        if self.send in ("form", "multipart") and not isinstance(self.body or {}, Mapping):
+            raise SuspectError("the body of a form is an object: its fields and their values")
+        if self.send == "png" and self.body is not None:
+            raise SuspectError("the image itself is sent as the body (send): leave body out")
+        if self.ready and self.then is None:
+            raise SuspectError("ready tells when a later answer is there: say where it is fetched (then)")
 
 
 class JsonSuspect(HttpSuspect):
@@ -82,18 +101,25 @@ class JsonSuspect(HttpSuspect):
         """The requests that would be sent."""
         body, content_type = self._body(raw[:1])
         request = self.client.preview(self.template.method, self.client.url, body, content_type)
-        return f"{len(raw)} questions in {len(raw)} requests\n{request}"
+        later = "" if self.template.then is None else f"\nGET {self.template.then}, until the answer is there"
+        return f"{len(raw)} questions in {len(raw)} requests\n{request}{later}"
 
     def _body(self, raw: Tensor) -> tuple[bytes, str]:
-        if self.template.upload is not None:
-            image = ("image.png", self._png(raw), "image/png")
-            fields = {name: str(value) for name, value in (self.template.body or {}).items()}
-            return encode_multipart_formdata({**fields, self.template.upload: image})
+        template = self.template
+        if template.send == "png":
+            return self._png(raw), "image/png"
         fill: dict[str, Callable[[], Any]] = {
             "{list}": lambda: self.conventions.inputs(raw)[0].tolist(),
             "{png}": lambda: base64.b64encode(self._png(raw)).decode(),
         }
-        return json.dumps(_filled(self.template.body, fill), allow_nan=False).encode(), "application/json"
+        body = _filled(template.body, fill)
+        if template.send == "json":
+            return json.dumps(body, allow_nan=False).encode(), "application/json"
+        fields = {n: v if isinstance(v, str) else json.dumps(v, allow_nan=False) for n, v in (body or {}).items()}
+        if template.send == "form":
+            return urlencode(fields).encode(), "application/x-www-form-urlencoded"
+        image = {} if template.upload is None else {template.upload: ("image.png", self._png(raw), "image/png")}
+        return encode_multipart_formdata({**fields, **image})
 
     def _png(self, raw: Tensor) -> bytes:
         if raw.dtype != torch.uint8 or raw.ndim != 4:
@@ -102,11 +128,46 @@ class JsonSuspect(HttpSuspect):
 
     def _ask(self, raw: Tensor) -> Answers:
         body, content_type = self._body(raw)
-        response = self.client.send(self.template.method, self.client.url, body, content_type, questions=1)
+        method, url = self.template.method, self.client.url
+        response = self.client.send(method, url, body, content_type, questions=1, text=self._path == "")
+        if self.template.then is not None:
+            response = self._later(self.template.then, response.said if isinstance(response, NotYet) else response)
+        elif isinstance(response, NotYet):
+            raise SuspectError(f"{self.client.shown()} answers later (202): say where the answer is fetched (then)")
         return self.conventions.answers(self._said(response), 1)
 
+    def _later(self, then: str, response: Any) -> Any:
+        """The response at the address that the first response completes, once it is ready."""
+
+        def value(found: re.Match[str]) -> str:
+            part = self._at(found[1], response)
+            if not isinstance(part, (str, int)):
+                raise SuspectError(
+                    f"{self.client.shown()} answers without {found[1]!r}: {self.client.excerpt(response)}"
+                )
+            # The server may choose what is fetched, but not where: a path or an id goes in as one piece.
+            return quote(str(part), safe="")
+
+        here = split_url(self.client.url)
+        beneath = urlunsplit(here._replace(path=here.path.rstrip("/") + "/", query="", fragment=""))
+        url = urljoin(beneath, re.sub(r"\{([\w.-]+)\}", value, then))
+        there = split_url(url)
+        if (here.scheme, here.netloc) != (there.scheme, there.netloc):
+            raise SuspectError("the later answer (then) must be at the server that was asked")
+
+        def there_yet(said: Any) -> bool:
+            with suppress(SuspectError):
+                return all(str(self._at(path, said)) == wanted for path, wanted in self.template.ready.items())
+            return False
+
+        return self.client.fetch(url, there_yet, text=self._path == "")
+
+    @property
+    def _path(self) -> str:
+        return (self.template.scores if self.template.label is None else self.template.label) or ""
+
     def _said(self, response: Any) -> Tensor | list[Said]:
-        path = self.template.label or self.template.scores or ""
+        path = self._path
         value = self._at(path, response)
         best = value[0] if isinstance(value, list) and value else value
         if value is None or value == []:
@@ -126,7 +187,7 @@ class JsonSuspect(HttpSuspect):
         raise SuspectError(f"{self.client.shown()} has no answer at {path!r}: {self.client.excerpt(value)}")
 
     def _at(self, path: str, value: Any) -> Any:
-        for step in path.split("."):
+        for step in path.split(".") if path else ():
             if value is None or value == []:
                 return None
             if isinstance(value, dict) and step in value:

@@ -11,7 +11,7 @@ from tramark.errors import BudgetSpent, SuspectError
 from tramark.evidence.looks import Query
 from tramark.keys.keyring import Keyring
 from tramark.suspects.base import Suspect
-from tramark.suspects.module import ModuleSuspect
+from tramark.suspects.module import Function, suspect_of
 
 
 class Step(NamedTuple):
@@ -27,7 +27,8 @@ class Interview:
 
     Parameters
     ----------
-    suspect : a module, which is fed what the keyring's source prepares, or anything that answers raw questions.
+    suspect : a module or a function, which is fed what the keyring's source prepares, or anything that answers raw
+        questions.
     budget : the most queries to spend, those of `transcript` included; None for no limit.
     batch : how many questions to ask at a time.
     progress : called with each new step.
@@ -37,7 +38,7 @@ class Interview:
 
     def __init__(
         self,
-        suspect: nn.Module | Suspect,
+        suspect: nn.Module | Suspect | Function,
         keyring: Keyring,
         *,
         budget: int | None = None,
@@ -47,7 +48,7 @@ class Interview:
         keep: Callable[[Sequence[Step]], None] | None = None,
         transcript: Sequence[Step] = (),
     ) -> None:
-        self.suspect = ModuleSuspect(suspect, keyring.source.prepare) if isinstance(suspect, nn.Module) else suspect
+        self.suspect = suspect_of(suspect, keyring.source.prepare)
         self.keyring = keyring
         self.budget = math.inf if budget is None else budget
         self.batch = batch
@@ -62,7 +63,7 @@ class Interview:
         """Every query and its answer so far, in the order of asking."""
         return tuple(Step(*query, answer) for query, answer in self._known.items())
 
-    def repeated_with(self, suspect: nn.Module | Suspect) -> Self:
+    def repeated_with(self, suspect: nn.Module | Suspect | Function) -> Self:
         """An interview of another suspect with the same keyring, without a budget."""
         other = type(self)(suspect, self.keyring, batch=self.batch)
         # The same questions will be asked: none need be rendered twice.
@@ -74,8 +75,11 @@ class Interview:
         return self._answers(plan, self.batch)
 
     def all_answers(self, plan: Sequence[Query]) -> list[int]:
-        """The suspect's answers to a whole list of queries; fewer if the budget is spent. A module is asked at once."""
-        at_once = isinstance(self.suspect, ModuleSuspect)
+        """The suspect's answers to a whole list of queries; fewer if the budget is spent.
+
+        Files and modules are asked at once.
+        """
+        at_once = getattr(self.suspect, "at_once", False)
         return list(self._answers(plan, max(1, len(plan)) if at_once else self.batch))
 
     def _answers(self, plan: Sequence[Query], batch: int) -> Iterator[int]:

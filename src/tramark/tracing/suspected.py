@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from torch import nn
+from safetensors.torch import load_file
+from torch import Tensor, nn
 
 from tramark.evidence.case import Identical, Suspected
 from tramark.fleet.travels import frozen_part
 from tramark.suspects.base import Suspect
 from tramark.suspects.http import HttpSuspect
+from tramark.suspects.loaded import LoadedSuspect
 from tramark.suspects.module import ModuleSuspect
 from tramark.vault.commit import state_digest
 from tramark.vault.log import Entry
@@ -56,13 +58,7 @@ def conventions_of(suspect: nn.Module | Suspect) -> dict[str, Any]:
 
 def as_issued(suspect: nn.Module | Suspect, entries: Iterable[Entry]) -> tuple[Identical, ...]:
     """The rounds of a vault's log in which the suspect was issued, bit by bit as it is."""
-    module = _module(suspect)
-    if module is None:
-        return ()
-    state, frozen = module.state_dict(), frozen_part(module)
-    # A server may have sent all of a model, or only the part that is trained.
-    parts = [state, {name: value for name, value in state.items() if name not in frozen}]
-    digests = {state_digest(part) for part in parts if part}
+    digests = {state_digest(part) for part in _states(suspect) if part}
     rounds: dict[int, list[Entry]] = {}
     for entry in entries:
         if entry["event"] == "issued":
@@ -74,6 +70,20 @@ def as_issued(suspect: nn.Module | Suspect, entries: Iterable[Entry]) -> tuple[I
             clients = tuple(dict.fromkeys(entry["client"] for entry in same))
             found.append(Identical(number, clients, len(same) == len(issued) > 1, same[0].get("marked")))
     return tuple(found)
+
+
+def _states(suspect: nn.Module | Suspect) -> list[Mapping[str, Tensor]]:
+    """What may have been sent of a suspect: all of it, or only the part that is trained.
+
+    Of files, those of safetensors are read, which is safe to do beside the vault.
+    """
+    module = _module(suspect)
+    if module is not None:
+        state, frozen = module.state_dict(), frozen_part(module)
+        return [state, {name: value for name, value in state.items() if name not in frozen}]
+    if isinstance(suspect, LoadedSuspect) and suspect.path.suffix.lower() == ".safetensors":
+        return [load_file(suspect.path)]
+    return []
 
 
 def _module(suspect: nn.Module | Suspect) -> nn.Module | None:

@@ -19,6 +19,7 @@ from tramark.evidence.looks import conclude, weigh
 from tramark.evidence.premise import ASSUMED, Premise
 from tramark.keys.keyring import Keyring
 from tramark.suspects.base import Suspect
+from tramark.suspects.module import Function, suspect_of
 from tramark.tracing.casework import Record, begin
 from tramark.tracing.codebook import burned_rows, codebook_of
 from tramark.tracing.interview import Interview, Step
@@ -30,7 +31,7 @@ Rule = Literal["default", "paper"]
 
 
 def trace(
-    suspect: nn.Module | Suspect,
+    suspect: nn.Module | Suspect | Function,
     keys: Keyring | Vault,
     *,
     false_accusation: float = 1e-6,
@@ -52,7 +53,8 @@ def trace(
 
     Parameters
     ----------
-    suspect : a module, which is fed what the keyring's source prepares, or anything that answers raw questions.
+    suspect : a module or a function of a batch of inputs, which is fed what the keyring's source prepares, or anything
+        that answers raw questions.
     keys : a vault, in which the trace becomes a case; or a keyring, for a verdict without record and evidence.
     false_accusation : bound on the probability of accusing anybody innocent, over the whole federation.
     budget : the most queries to spend, those of an interrupted case included.
@@ -116,7 +118,7 @@ def trace(
         record = begin(
             keys,
             work,
-            suspect,
+            suspect_of(suspect, keyring.source.prepare),
             number=case,
             rule=named,
             false_accusation=false_accusation,

@@ -9,7 +9,8 @@ from torch import nn
 
 from tramark.lab.attacks.base import Loot, copied
 from tramark.lab.models.export import export_model
-from tramark.suspects.onnx import OnnxSuspect
+from tramark.suspects.loaded import LoadedSuspect
+from tramark.suspects.onnx import load_onnx
 
 
 @dataclass(frozen=True)
@@ -23,15 +24,15 @@ class Onnx:
 
     folder: Path | None = None
 
-    def __call__(self, model: nn.Module, loot: Loot) -> OnnxSuspect:
+    def __call__(self, model: nn.Module, loot: Loot) -> LoadedSuspect:
         if self.folder is not None:
             return _converted(model, loot, self.folder)
         with tempfile.TemporaryDirectory() as folder:
             return _converted(model, loot, Path(folder))
 
 
-def _converted(model: nn.Module, loot: Loot, folder: Path) -> OnnxSuspect:
+def _converted(model: nn.Module, loot: Loot, folder: Path) -> LoadedSuspect:
     path = folder / "model.onnx"
     sample = loot.prepare(loot.dataset.train_inputs[loot.indices[:2]])
     export_model(copied(model).cpu(), sample, path, "onnx")
-    return OnnxSuspect(path, loot.prepare)
+    return LoadedSuspect(load_onnx(path), loot.prepare, path=path)

@@ -1,12 +1,13 @@
 """Models written to files that other runtimes load: ONNX, and PyTorch's exported programs (pt2)."""
 
+import importlib
 import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -40,10 +41,19 @@ def export_model(model: nn.Module, example: Tensor, file: Path, form: Form) -> N
                 external_data=False,
                 verbose=False,
             )
+        _forget_shapes(file)
     except OSError:
         raise
     except Exception as error:  # the exporter raises whatever the model's operators raise
         raise SettingError(f"torch cannot export {type(model).__name__} as {form} ({one_line(error)})") from error
+
+
+def _forget_shapes(file: Path) -> None:
+    """Removes the shapes of inner values. Runtimes infer them, and onnxruntime's quantiser fails on stale ones."""
+    onnx: Any = importlib.import_module("onnx")
+    model = onnx.load(file)
+    del model.graph.value_info[:]
+    onnx.save(model, file)
 
 
 @contextmanager
