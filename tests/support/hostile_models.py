@@ -70,7 +70,6 @@ def _write(secret: Path) -> bool:
 ATTEMPTS: dict[str, Callable[[Path], Any]] = {
     "read a secret": lambda secret: secret.read_bytes(),
     "list its folder": lambda secret: list(secret.parent.iterdir()),
-    "read the home folder": lambda _: [p.read_bytes() for p in Path.home().glob(".*") if p.is_file()],
     "write a file": _write,
     "delete a file": lambda secret: _done(secret.unlink),
     "rename a file": lambda secret: secret.rename(secret.with_name("other")),

@@ -54,7 +54,8 @@ def prober(weights: Path, secret: Path) -> Iterator[Any]:
 class TestWhatItCanReach:
     @pytest.mark.parametrize("attempt", ATTEMPTS)
     def test_nothing_outside(self, prober: Any, secret: Path, attempt: str) -> None:
-        if not {"system calls filtered", "network namespace"} <= set(prober.confinement):
+        landlock = any(one.startswith("Landlock") for one in prober.confinement)
+        if not landlock or not {"system calls filtered", "network namespace"} <= set(prober.confinement):
             pytest.skip(f"this system offers only {', '.join(prober.confinement)}")
         assert prober.ask(pixels(list(ATTEMPTS).index(attempt))).labels.tolist() == [0]
         assert secret.read_text() == "secret"
