@@ -8,6 +8,8 @@ from commands import Shell
 from safetensors.torch import save_file
 
 from tramark.lab.models import build
+from tramark.report.words import ordinal
+from tramark.vault.store import Vault
 
 
 def test_every_client_is_named(federation: Path, tramark: Shell) -> None:
@@ -45,14 +47,16 @@ def test_a_vault_that_has_issued_no_marks_clears_nobody(tramark: Shell, tmp_path
 def test_cases_are_listed_with_the_error_that_they_spend(federation: Path, tramark: Shell, tmp_path: Path) -> None:
     shutil.copytree(federation, tmp_path / "run")
     run, suspect = tmp_path / "run", federation / "models" / "client-0.safetensors"
-    words = tramark("trace", run, suspect, "--false-accusation", 1e-5)
-    assert "This is the 1st trace with this vault." in words
-    assert "at most 0.001 %" in words
-    assert "model that was issued in round 8 to client-0." in words
-    listed = tramark("vault", "cases", run, "--limit", 1.5e-5)
-    assert "client (client-0)" in listed
-    assert "1e-05 (limit 1.5e-05)" in listed
-    assert "would exceed it. Nothing was asked" in tramark("trace", run, suspect, "--false-accusation", 1e-5, code=2)
+    # Other tests may have traced with this vault before.
+    with Vault.open(run / "vault", readonly=True) as vault:
+        earlier = len(vault.cases.all())
+    words = tramark("trace", run, suspect)
+    assert f"This is the {ordinal(earlier + 1)} trace with this vault. Over all of them" in words
+    assert "bit for bit, the model that was issued in round 8 to client-0." in words
+    listed = tramark("vault", "cases", run, "--limit", 1e-6)
+    assert "client (client-0)  client-0.safetensors" in listed
+    assert "(limit 1e-06)" in listed
+    assert "would exceed it. Nothing was asked" in tramark("trace", run, suspect, code=2)
     assert "case 1 is closed" in tramark("trace", run, suspect, "--case", 1, code=2)
     assert "no case 7" in tramark("trace", run, suspect, "--case", 7, code=2)
 
