@@ -16,6 +16,7 @@ def test_report_and_evidence(federation: Path, tramark: Shell, tmp_path: Path) -
     assert "--yes" in tramark("evidence", "annex", federation, 1, "--out", annex, code=2)
     assert not annex.exists()
     assert "of client-1's" in tramark("evidence", "annex", federation, 1, "--out", annex, "--yes")
+    assert "burned for client-1: " in tramark("vault", "cases", federation)
     # A simulation proves nothing, since anybody can compute its secret.
     simulated = b'"simulated":true' in (federation / "vault" / "log.jsonl").read_bytes()
     words = ("evidence", "verify", statement, "--annex", annex, "--commitment", published)

@@ -29,8 +29,6 @@ from tramark.errors import SettingError, UnknownClientError, WrongKey
         (("attack", "{run}", "--attack", "prune", "--param", "share=2"), "share"),
         (("vault", "create", "{tmp}/v", "--clients", "a", "--classes", "1", "--input-shape", "1,8,8"), "1 classes"),
         (("vault", "create", "{tmp}/v", "--clients", "a,a", "--classes", "2", "--input-shape", "1,8,8"), "one name"),
-        (("evidence", "verify", "{run}/config.json"), "not an evidence bundle"),
-        (("evidence", "verify", "{run}/models/client-0.safetensors"), ""),
     ],
 )
 def test_bad_input_is_one_clear_line(
@@ -137,3 +135,9 @@ def test_ctrl_c_at_a_prompt_is_one_line(tramark: Shell, tmp_path: Path, monkeypa
     words = ("--clients", "a,b", "--classes", "2", "--input-shape", "1,4,4")
     assert tramark("vault", "create", tmp_path / "vault", *words, code=130) == "tramark: interrupted\n"
     assert not (tmp_path / "vault").exists()
+
+
+@pytest.mark.parametrize("file", ["config.json", "models/client-0.safetensors"])
+def test_what_is_no_evidence_is_unreadable(file: str, federation: Path, tramark: Shell) -> None:
+    shown = tramark("evidence", "verify", federation / file, code=7)
+    assert len(shown.strip().splitlines()) == 1

@@ -61,13 +61,6 @@ def test_cases_are_listed_with_the_error_that_they_spend(federation: Path, trama
     assert "no case 7" in tramark("trace", run, suspect, "--case", 7, code=2)
 
 
-def test_a_report_with_evidence_burns_what_it_opens(federation: Path, tramark: Shell, tmp_path: Path) -> None:
-    shutil.copytree(federation, tmp_path / "run")
-    suspect = federation / "models" / "client-0.safetensors"
-    tramark("trace", tmp_path / "run", suspect, "--report", tmp_path / "report")
-    assert "burned for client-0: " in tramark("vault", "cases", tmp_path / "run")
-
-
 def test_a_dry_run_asks_nothing(federation: Path, tramark: Shell) -> None:
     assert "POST" in tramark("trace", federation, "http://127.0.0.1:9/v2/models/m", "--dry-run")
 

@@ -69,7 +69,7 @@ def test_layers_are_tried_with_the_last_warm_up_rounds_updates(monkeypatch: pyte
             expected = [
                 {name: state[name] - base[name] for name in base} for state in list(returned.values())[:UPDATES]
             ]
-    [updates] = shown
+    updates, *_ = shown
     assert len(updates) == UPDATES
     for update, wanted in zip(updates, expected, strict=True):
         assert update.keys() == wanted.keys()

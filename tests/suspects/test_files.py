@@ -284,7 +284,7 @@ class TestModule:
         for wrong in (lambda _: {"a": 1}, lambda _: [[1], [2, 3]], lambda _: None, lambda x: x.nothing):
             with pytest.raises(SuspectError):
                 FunctionSuspect(wrong, PREPARE).ask(raw)
-        assert trace(lambda inputs: inputs.flatten(1).argmax(1) % 10, keyring).finding == "nobody"
+        assert trace(lambda inputs: inputs.flatten(1).argmax(1) % 10, keyring).clients == ()
         with pytest.raises(SettingError, match="a str cannot be asked"):
             trace("model.pt", keyring)  # type: ignore[arg-type]
 

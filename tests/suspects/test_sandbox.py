@@ -77,7 +77,7 @@ class TestWhatItCanReach:
 class TestHowItEnds:
     @pytest.mark.parametrize("way", WAYS)
     def test_no_verdict_from_a_suspect_that_was_cut_off(self, weights: Path, way: str) -> None:
-        limits = Limits(seconds=60 if way == "hoard memory" else 20, memory=1 << 30)
+        limits = Limits(seconds=60, memory=1 << 30)
         suspect: Any = open_suspect(
             weights, conventions=RAW, model=ModelName("hostile_models:wrecker", {"way": way}), limits=limits
         )

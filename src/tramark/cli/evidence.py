@@ -81,7 +81,7 @@ def annex(
         keyring, record = keyring_of(opened, data_dir), opened.cases.get(case)
         for client, questions in opened_by(make_annex(opened, record)).items():
             burned = len(set(questions) - set(opened.cases.burned.get(client, ())))
-            typer.echo(f"{burned} of {client}'s {keyring.questions} questions are burned by this", err=True)
+            typer.echo(f"{burned} of {client}'s {keyring.questions} questions are burned by this")
         if not yes:
             if not interactive():
                 raise SettingError("say --yes if these questions may be burned: nothing was written")

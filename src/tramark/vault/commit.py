@@ -139,6 +139,7 @@ def hand_over(after: Commitment, old: Ed25519PrivateKey, new: Ed25519PrivateKey,
         public_key=public_key(new),
         signature="",
         endorsement="",
+        beacon=None,
     )
     body = unsigned.body
     return replace(unsigned, signature=sign(new, "commitment", body), endorsement=sign(old, "new key", body))
