@@ -1,21 +1,28 @@
 """`tramark trace --report` and `tramark evidence verify`."""
 
+import shutil
 from pathlib import Path
 
 from commands import Shell
 
+from tramark.vault.store import Vault
+
 
 def test_report_and_evidence(federation: Path, tramark: Shell, tmp_path: Path) -> None:
+    federation = shutil.copytree(federation, tmp_path / "run")
     suspect = federation / "models" / "client-1.safetensors"
     shown = tramark("trace", federation, suspect, "--report", tmp_path / "report")
     assert "client-1" in shown
+    # Other tests may have traced with this vault before.
+    with Vault.open(federation / "vault", readonly=True) as vault:
+        case = len(vault.cases.all())
     assert "client-1" in (tmp_path / "report" / "report.html").read_text()
     statement, annex = tmp_path / "report" / "statement.json", tmp_path / "annex.json"
     published = federation / "vault" / "commitment.json"
     assert "finding: client-1 (not proven)" in tramark("evidence", "verify", statement, code=6)
-    assert "--yes" in tramark("evidence", "annex", federation, 1, "--out", annex, code=2)
+    assert "--yes" in tramark("evidence", "annex", federation, case, "--out", annex, code=2)
     assert not annex.exists()
-    assert "of client-1's" in tramark("evidence", "annex", federation, 1, "--out", annex, "--yes")
+    assert "of client-1's" in tramark("evidence", "annex", federation, case, "--out", annex, "--yes")
     assert "burned for client-1: " in tramark("vault", "cases", federation)
     # A simulation proves nothing, since anybody can compute its secret.
     simulated = b'"simulated":true' in (federation / "vault" / "log.jsonl").read_bytes()
