@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from traces import CLIENTS, Oracle, leaked_by, ring, vault_of
 
@@ -298,7 +299,8 @@ def framed(vaults: int, cases: int, bound: float, *, burning: bool) -> int:
         times = disclosed.sum(axis=1) if burning else np.zeros((vaults, questions))
         order = np.argsort(times, axis=1, kind="stable")
         look = Evidence(clients, classes, false_accusation=bound, rows=vaults * clients)
-        seen, over = np.zeros((vaults, questions), dtype=bool), np.zeros(vaults, dtype=bool)
+        seen: NDArray[np.bool_] = np.zeros((vaults, questions), dtype=bool)
+        over: NDArray[np.bool_] = np.zeros(vaults, dtype=bool)
         for asked in order.T:
             seen[everyone[~over], asked[~over]] = True
             # What is asked after the end counts for nobody.
@@ -308,7 +310,7 @@ def framed(vaults: int, cases: int, bound: float, *, burning: bool) -> int:
             look.add(expected.ravel(), 0, np.flatnonzero(burned))
             accused = np.zeros(vaults * clients, dtype=bool)
             accused[look.accused] = True
-            over = accused.reshape(vaults, clients).any(axis=1)
+            over = np.asarray(accused.reshape(vaults, clients).any(axis=1))
         named = accused.reshape(vaults, clients)
         right = np.zeros_like(named)
         right[everyone[leaked], guilty[leaked]] = True
