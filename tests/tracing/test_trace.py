@@ -163,12 +163,12 @@ def test_the_other_variants_rescue_a_very_noisy_suspect() -> None:
 
 
 def test_colluders_are_all_named() -> None:
+    keyring = ring(questions=64)
+    words = [keyring.key(c).answers for c in ("client 1", "client 8")]
     verdicts = []
     for seed in range(30):
-        keyring = replace(ring(questions=64), secret=bytes([seed] * 32))
-        words = [keyring.key(c).answers for c in ("client 1", "client 8")]
         choice = np.random.default_rng(seed).integers(2, size=64)
-        verdicts.append(trace(Oracle(keyring, lambda q, v, w=words, c=choice: w[c[q]][q]), keyring))  # type: ignore[misc]
+        verdicts.append(trace(Oracle(keyring, lambda q, v, c=choice: words[c[q]][q]), keyring))  # type: ignore[misc]
     assert all(v.clients and set(v.clients) <= {"client 1", "client 8"} for v in verdicts)
     assert sum(v.finding == "several" for v in verdicts) >= 20
 
@@ -202,7 +202,7 @@ def test_exhaustive_asks_everything() -> None:
 def test_batches_change_the_queries_and_nothing_else() -> None:
     keyring = ring()
     one, many = (trace(noisy(keyring, "client 5", 0.2, 3), keyring, batch=b) for b in (1, 7))
-    assert many.queries == -(-one.queries // 7) * 7
+    assert many.queries == min(keyring.questions, -(-one.queries // 7) * 7)
     assert (one.clients, one.e_values, one.answered) == (many.clients, many.e_values, many.answered)
 
 

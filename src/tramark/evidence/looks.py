@@ -32,7 +32,7 @@ Finding = Literal["client", "several", "nobody", "inconclusive"]
 POWER = 0.95
 """How surely a leaker must have been accused for "nobody"."""
 
-UNEXPLAINED = 0.2
+UNEXPLAINED = 0.15
 """The share of the answers that are none of the accused's above which accomplices are looked for."""
 
 PROBE = 4
