@@ -6,7 +6,21 @@ from dataclasses import replace
 import pytest
 
 from tramark.marks.closed_form import ClosedForm
-from tramark.marks.control import BRAKE, CHEAP, DEAR, FALL, FREE, LEAST, MOST, PLENTY, RESERVE, RISE, steer, within
+from tramark.marks.control import (
+    BRAKE,
+    CHEAP,
+    DEAR,
+    FALL,
+    FREE,
+    LEAST,
+    MOST,
+    PATIENCE,
+    PLENTY,
+    RESERVE,
+    RISE,
+    steer,
+    within,
+)
 from tramark.marks.injection import Made, Plan
 from tramark.marks.survival import Survived
 
@@ -69,6 +83,17 @@ def test_marks_may_cost_more_while_too_little_survives_and_less_again_afterwards
     for _ in range(30):
         plan = steer(plan, made(), left(low=1.0))
     assert plan.limit == FREE
+
+
+def test_what_does_not_help_is_not_paid_for_until_something_survives_again() -> None:
+    plan, limits = PLAN, []
+    for _ in range(20):
+        plan = steer(plan, made(), left(low=-1.0))
+        limits.append(plan.limit)
+    assert limits.count(DEAR) == PATIENCE
+    assert set(limits[-10:]) == {FREE}
+    plan = steer(steer(plan, made(), left(low=1.0)), made(), left(low=-1.0))
+    assert plan.limit > FREE
 
 
 def test_a_margin_comes_down_to_what_it_may_cost() -> None:

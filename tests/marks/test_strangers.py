@@ -12,7 +12,8 @@ from traces import vault_of
 
 from tramark import Keyring, TraMark, trace
 from tramark.keys.sources import Source, Tokens, Vectors
-from tramark.marks.closed_form import ClosedForm
+from tramark.marks.closed_form import MOST_COST, ClosedForm
+from tramark.marks.control import FREE
 from tramark.vault.store import Vault
 
 CLIENTS = ("a", "b", "c", "d", "e")
@@ -96,14 +97,13 @@ def test_a_net_that_cannot_bear_its_questions_says_so_and_is_not_logged_as_marke
     assert last == {client: client not in report.made.unmarked for client in CLIENTS}
 
 
-def test_marks_that_cost_too_much_are_given_up_for_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tramark.marks.closed_form.MOST_COST", 0.02)
+def test_marks_that_cost_too_much_are_given_up_for_the_task() -> None:
     toy, injection = pictures(), ClosedForm(layer_names=("3",))
     server = TraMark(learnt(mlp(16), toy, 3, sgd), ring(10, 24), warmup_rounds=1, injection=injection)
     with pytest.warns(UserWarning, match="carry no mark"):
         [report] = play(server, toy, 1)
     assert report.made is not None
-    assert report.made.cost == pytest.approx(0.02)
+    assert report.made.cost == pytest.approx(MOST_COST * FREE)
 
 
 def test_a_net_that_bears_no_marks_stays_as_it_is_and_is_tried_again(

@@ -3,7 +3,8 @@
 After each round the server knows by how much the answers still lead in the returned models. What their worst tenth has
 lost is what the next marks need, and a little more. The margin goes up fast and down slowly; it is bounded a round, so
 that no client can drive it. A mark that would cost too much gets less margin. While too little survives, it may cost
-more, up to a second limit. All these constants were set on the open federations of the zoo (`tramark.lab.studies.zoo`).
+more, up to a second limit; if that does not help either,
+it is not paid for. All these constants were set on the open federations of the zoo (`tramark.lab.studies.zoo`).
 """
 
 import math
@@ -27,6 +28,9 @@ STRAINED = 1.25
 
 DEAR = 0.03
 """The largest cost, while too little survives."""
+
+PATIENCE = 2
+"""Rounds at the largest cost in which still too little survives, after which marks cost no more than `FREE` again."""
 
 RESERVE = 1.5
 """The margin asked for, relative to what the worst tenth of the answers lost."""
@@ -64,7 +68,10 @@ def steer(plan: Plan, made: Made, survived: Survived) -> Plan:
     if plan.calm and survived.moved > STRAINED * plan.calm:
         # Marks disturb training, whatever was foreseen.
         return replace(plan, margin=min(made.margin, factor * made.margin), limit=max(FREE / 4, 0.6 * plan.limit))
-    # A higher limit while too little survives, the lower one again when it does.
-    limit = max(min(FREE, 1.2 * plan.limit), 0.9 * plan.limit) if enough else min(DEAR, 1.5 * plan.limit)
+    vain = 0 if enough else plan.vain + (plan.limit >= DEAR)
+    if enough or vain >= PATIENCE:
+        limit = max(min(FREE, 1.2 * plan.limit), (0.9 if enough else 0.0) * plan.limit)
+    else:
+        limit = min(DEAR, 1.5 * plan.limit)
     limit = math.inf if math.isinf(plan.limit) else limit
-    return replace(plan, margin=min(MOST, max(LEAST, factor * made.margin)), limit=limit)
+    return replace(plan, margin=min(MOST, max(LEAST, factor * made.margin)), limit=limit, vain=vain)

@@ -26,12 +26,14 @@ class Plan:
     margin : by how many logits the answers are to lead.
     limit : what the marks may cost at most.
     calm : how large clients' updates of the other layers were before there were marks; zero if not known.
+    vain : rounds for which the largest cost has not been enough.
     """
 
     layers: tuple[str, ...] = ()
     margin: float = 8.0
     limit: float = 0.01
     calm: float = 0.0
+    vain: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain values."""
