@@ -266,7 +266,7 @@ def test_a_verdict_as_json() -> None:
     keyring = ring()
     plain = json.loads(json.dumps(trace(leaked_by(keyring, "client 0"), keyring).to_dict(), allow_nan=False))
     first = ["finding", "clients", "queries", "false_accusation_bound", "e_values", "p_values"]
-    assert list(plain) == [*first, "power", "premise", "not_cleared", "case", "spent", "identical"]
+    assert list(plain) == [*first, "power", "premise", "not_cleared", "federation", "case", "spent", "identical"]
     assert plain["false_accusation_bound"] == 1e-6
 
 

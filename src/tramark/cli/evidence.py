@@ -71,6 +71,7 @@ def annex(
     """Write the confidential annex that proves a statement. The answers that it opens are never counted again."""
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 
+    from tramark.evidence.federation import FEDERATION
     from tramark.tracing.handover import hand_over, make_annex, opened_by
     from tramark.vault.files import replace_file
 
@@ -81,7 +82,8 @@ def annex(
         keyring, record = keyring_of(opened, data_dir), opened.cases.get(case)
         for client, questions in opened_by(make_annex(opened, record)).items():
             burned = len(set(questions) - set(opened.cases.burned.get(client, ())))
-            typer.echo(f"{burned} of {client}'s {keyring.questions} questions are burned by this")
+            whose, all_of = ("the common", keyring.common) if client == FEDERATION else (f"{client}'s", keyring.chosen)
+            typer.echo(f"{burned} of {whose} {len(all_of)} questions are burned by this")
         if not yes:
             if not interactive():
                 raise SettingError("say --yes if these questions may be burned: nothing was written")
@@ -174,7 +176,8 @@ def _lines(found: "Findings") -> Iterator[str]:
     from tramark.evidence.findings import shown
 
     proven = "" if found.holds else " (not proven)"
-    accused = ", ".join(map(shown, found.clients)) or shown(found.finding)
+    ours = "comes from this federation; no client can be named"
+    accused = ", ".join(map(shown, found.clients)) or (ours if found.finding == "federation" else shown(found.finding))
     yield f"suspect: {shown(found.suspect)}"
     yield f"finding: {accused}{proven}"
     yield f"error: at most {found.false_accusation_bound:g} in this case" + (

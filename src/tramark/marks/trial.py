@@ -121,9 +121,8 @@ def choose(ground: Ground, keyring: Keyring, layers: Sequence[str], retouch_step
     extra = sorted({more, once} - {0}, reverse=True) if best.price <= 10 * DEAR else []
     sizes = [(most, added, FREE) for added in extra]
     sizes += [(count, 0, DEAR) for count in sorted({most, round((most * least) ** 0.5), least}, reverse=True)]
-    order, tried = best.questions, best
     for count, added, limit in sizes:
-        plain = keyring.choose(order[:count], common=common[:added])
+        plain = keyring.choose(best.questions[:count], common=common[:added])
         chosen = _retouched(ground, best.layer, plain, retouch_steps)
         same = chosen is plain and (count, added) == (most, 0)
         tried = best if same else _try(ground, best.layer, chosen)

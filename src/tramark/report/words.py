@@ -23,6 +23,12 @@ def verdict_sentence(verdict: Verdict) -> tuple[str, str]:
             f"The probability that a trace like this names any client without whose model the suspect was made is at "
             f"most {percent(bound)}."
         )
+    if verdict.finding == "federation":
+        assert bound is not None
+        return "This model comes from this federation; no client can be named.", (
+            "It gives answers that all clients’ models were taught, and the unmarked model was not. The probability "
+            f"that a trace like this says so of a model made without any of theirs is at most {percent(bound)}."
+        )
     if verdict.finding == "nobody":
         seen = (
             "No client’s question is answered as its mark would have it."
