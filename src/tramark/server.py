@@ -88,9 +88,7 @@ class TraMark:
         beacon: BeaconSource | None = None,
     ) -> None:
         if beacon is not None and vault is None:
-            raise SettingError(
-                "answers that a beacon draws need a vault, whose commitments name it: TraMark(…, vault=…)"
-            )
+            raise SettingError("answers that a beacon draws need a vault, whose commitments name it: give one")
         self._beacon = beacon
         if vault is not None:
             given = keyring and (keyring.fingerprint, keyring.clients, keyring.departed)

@@ -92,5 +92,5 @@ def test_survival_is_measured_by_as_many_answers_as_the_premise_takes_it_for() -
 def test_what_is_assumed_is_a_half_and_nothing_else() -> None:
     assert Premise.from_dict(Premise(surviving=0.89, measured=True).to_dict()).surviving == 0.89
     for wrong in (Premise(surviving=0.89), Premise(surviving=0.4), Premise(surviving=1.1, measured=True)):
-        with pytest.raises(ValueError, match="^$"):
+        with pytest.raises(ValueError, match=r"^$"):
             Premise.from_dict(wrong.to_dict())

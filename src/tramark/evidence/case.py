@@ -208,6 +208,7 @@ class Case:
                 "spent": float(plain["spent"]),
                 "head": tuple(plain["head"]),
                 "order": tuple(plain["order"]),
+                "common": tuple(plain.get("common", ())),
                 "burned": {client: tuple(questions) for client, questions in plain["burned"].items()},
                 "asked": tuple(Asked(*asked) for asked in plain["asked"]),
                 "sent": tuple((question, variant) for question, variant in plain["sent"]),

@@ -131,7 +131,8 @@ def trace(
         except BaseException:
             record.flush()
             raise
-        return replace(verdict, case=record.close(verdict))
+        restored = tuple(entry["time"] for entry in keys.log() if entry["event"] == "restored")
+        return replace(verdict, case=record.close(verdict), simulated=keys.simulated, restored=restored)
 
 
 def _by_evidence(

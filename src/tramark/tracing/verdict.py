@@ -43,6 +43,8 @@ class Verdict:
     not_cleared : if the finding is "nobody", clients of whom too many questions are burned to clear them.
     case : the record in the vault; None for a trace with a keyring alone.
     federation : the evidence from the federation's own key; None if that was not asked about.
+    simulated : whether the vault is a simulation's, whose secret follows from the seed.
+    restored : when the vault was restored from backups (ISO 8601).
     """
 
     finding: Finding
@@ -60,6 +62,8 @@ class Verdict:
     not_cleared: tuple[str, ...] = ()
     case: Case | None = field(default=None, repr=False)
     federation: Ours | None = None
+    simulated: bool = False
+    restored: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The main results as plain values."""
@@ -77,4 +81,6 @@ class Verdict:
             "case": None if self.case is None else self.case.number,
             "spent": None if self.case is None else self.case.spent,
             "identical": [] if self.case is None else [asdict(one) for one in self.case.identical],
+            "simulated": self.simulated,
+            "restored": list(self.restored),
         }

@@ -2,8 +2,10 @@
 
 import json
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +24,7 @@ from tramark.evidence.annex import read_annex
 from tramark.evidence.beacon import Beacon
 from tramark.evidence.case import Suspected
 from tramark.evidence.federation import FEDERATION
-from tramark.evidence.looks import conclude
+from tramark.evidence.looks import Query, conclude
 from tramark.evidence.verify import Known, verify_statement
 from tramark.keys.keyring import Keyring
 from tramark.keys.sizes import CONVICTIONS, common_needed
@@ -38,7 +40,7 @@ FILE = Suspected("file", "model.onnx", "a" * 64)
 THERE = Suspected("address", "https://models.example/v2/models/scan")
 
 
-def ours(**options: object) -> Keyring:
+def ours(**options: Any) -> Keyring:
     return ring(questions=24, pool=60, common=24, **options)
 
 
@@ -137,20 +139,18 @@ def test_noise_takes_more_of_the_reserve_and_the_second_look_helps() -> None:
 def test_strangers_are_not_ours() -> None:
     """As one more client within the bound: at ε = 10 %, over clients and federation together."""
     keyring, wrong = ours(), Counter[str]()
-    for seed in range(400):
+    for seed in range(120):
         other = replace(keyring, secret=bytes([seed % 256, seed // 256]) * 16)
         rng = np.random.default_rng(seed)
         favourite = rng.integers(10, size=3)
-        looks = weigh_all(
-            lambda plan, r=rng, f=favourite: (int(r.choice(f)) for _ in plan),
-            other,
-            Plan.of(other),
-            false_accusation=0.1,
-            exhaustive=True,
-        )
+
+        def habits(plan: Sequence[Query], rng: Any = rng, favourite: Any = favourite) -> Iterator[int]:
+            return (int(rng.choice(favourite)) for _ in plan)
+
+        looks = weigh_all(habits, other, Plan.of(other), false_accusation=0.1, exhaustive=True)
         wrong[conclude(looks.clients, federation=looks.federation).finding] += 1
-    assert wrong["client"] + wrong["several"] + wrong["federation"] <= 0.1 * 400
-    assert wrong["federation"] <= 0.1 * 400 / 4
+    assert wrong["client"] + wrong["several"] + wrong["federation"] <= 0.1 * 120
+    assert wrong["federation"] <= 0.1 * 120 / 4
 
 
 def test_the_federation_shares_the_bound() -> None:
