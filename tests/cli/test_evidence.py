@@ -39,6 +39,8 @@ def test_report_and_evidence(federation: Path, tramark: Shell, tmp_path: Path) -
     checked = tramark(*words, code=6 if simulated else 0)
     assert "finding: client-1" in checked
     assert suspect.name in checked
+    with_log = tramark(*words, "--log", federation / "vault" / "log.jsonl", code=6 if simulated else 0)
+    assert "By the log, this was case" in with_log
     annex.write_bytes(annex.read_bytes().replace(b"client-1", b"client-2"))
     forged = tramark("evidence", "verify", statement, "--annex", annex, "--commitment", published, code=5)
     assert forged.count("tramark:") == 1

@@ -140,6 +140,10 @@ def verify(
         list[str] | None,
         typer.Option(help="Value (hex) of the public beacon that a commitment names. May be repeated."),
     ] = None,
+    log: Annotated[Path | None, existing_file(help="The vault's log.jsonl, to check the statement against.")] = None,
+    head: Annotated[
+        str | None, typer.Option(help="A head of the log that was published earlier (needs --log).")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Check evidence without the vault: signatures, commitments, openings, dates and the weight of the answers."""
@@ -147,6 +151,7 @@ def verify(
     from tramark.evidence.bundle import is_bundle, verify_bundle
     from tramark.evidence.published import read_published
     from tramark.evidence.verify import Known, verify_statement
+    from tramark.vault.log import read_head_text
 
     published = read_published(commitment.read_bytes()) if commitment else None
     if timestamp and not authority:
@@ -165,6 +170,8 @@ def verify(
             tokens=tuple(path.read_bytes() for path in timestamp or ()),
             authority=authority.read_bytes() if authority else None,
             beacons=tuple(_hex(value) for value in beacon or ()),
+            log=log.read_bytes() if log else None,
+            head=read_head_text(head) if head else None,
         )
         found = verify_statement(text, decrypted(annex.read_bytes(), private) if annex else None, known)
     typer.echo(json.dumps(found.to_dict()) if as_json else "\n".join(_lines(found)))

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from tramark.errors import BadProof
+from tramark.errors import BadProof, SettingError
 from tramark.evidence.annex import Annex, anchor_of, read_annex
 from tramark.evidence.commitment import Commitment, natural
 from tramark.evidence.dsse import Envelope
 from tramark.evidence.federation import FEDERATION, tests
 from tramark.evidence.findings import AT_MOST, Findings, fingerprint, left_out, same_key, shown, too_weak
+from tramark.evidence.logged import logged
 from tramark.evidence.looks import MOST_LOG_E
 from tramark.evidence.premise import ASSUMED, Premise
 from tramark.evidence.published import (
@@ -47,6 +48,7 @@ class Known:
     at_most : the largest bound on false accusations at which an accusation is taken as proven.
     tokens, authority : time stamps of commitments, and the certificates (PEM) of the authority that made them.
     beacons : values of public beacons that commitments name.
+    log, head : the vault's `log.jsonl`; and a head of it (number of entries, last hash) from elsewhere.
     """
 
     published: Sequence[Commitment] | None = None
@@ -55,6 +57,8 @@ class Known:
     tokens: tuple[bytes, ...] = ()
     authority: bytes | None = None
     beacons: tuple[bytes, ...] = field(default=())
+    log: bytes | None = None
+    head: tuple[int, str] | None = None
 
 
 def verify_statement(statement: bytes, annex: bytes | None = None, known: Known | None = None) -> Findings:
@@ -67,6 +71,8 @@ def verify_statement(statement: bytes, annex: bytes | None = None, known: Known 
     known : what the reader knows from elsewhere.
     """
     known = known or Known()
+    if known.head is not None and known.log is None:
+        raise SettingError("a head of the log is of no use without the log: give both")
     envelope, plain = read_statement(statement)
     for key in known.keys:
         if not any(same_key(key, signer) for signer in envelope.signers()):
@@ -120,7 +126,9 @@ def _proven(plain: Mapping[str, Any], envelope: Envelope, annex: Annex, known: K
     more = math.log(tests(everybody, case.common) / case.false_accusation)
     if weighed and min(weight.log_e for weight in weighed.values()) < more:
         lacks.append(left_out(everybody, case.clients))
-    lacks += _questions_lack(annex)
+    by_log = logged(known.log, plain, case, links[-1].chosen, known.head) if known.log is not None else ()
+    log_proves = tuple(by_log)
+    lacks += () if log_proves else _questions_lack(annex)
     lacks += _dates_lack(annex, times, joined)
     if plain["predicate"]["simulated"]:
         lacks.append("Anything about a real federation: the vault is a simulation's, whose secret anybody can compute.")
@@ -143,7 +151,7 @@ def _proven(plain: Mapping[str, Any], envelope: Envelope, annex: Annex, known: K
         p_values={
             client: float(p_values(weight.counted, case.classes)[weight.matches]) for client, weight in weighed.items()
         },
-        proven=tuple(_proofs(annex, envelope, known, weighed, times)),
+        proven=(*_proofs(annex, envelope, known, weighed, times), *log_proves),
         unproven=tuple(_words(plain, annex, known, times)),
         premise=closed.premise,
         lacking=tuple(lacks),
@@ -239,10 +247,12 @@ def _words(plain: Mapping[str, Any], annex: Annex, known: Known, times: Mapping[
         f"That the suspect, {shown(case.suspect.words)}, gave these answers, and that it was fed and read as the "
         "record says: ask it again, all inputs are in the annex."
     )
-    yield (
-        f"That this was case {case.number} of the vault, and that its cases have spent an error of {case.spent:g} so "
-        f"far: compare the log's head ({plain['predicate']['log'][0]} entries) with one from another time."
-    )
+    if known.log is None:
+        yield (
+            f"That this was case {case.number} of the vault, and that its cases have spent an error of {case.spent:g} "
+            f"so far: give the vault's log, of which {plain['predicate']['log'][0]} entries count, and a head of it from "
+            "another time."
+        )
     if case.identical:
         yield "That the suspect equals a model that was issued: the vault's log shows it."
     if closed.named:
