@@ -5,7 +5,7 @@ to be independent of the suspect. But models of one federation are trained toget
 whose models had marks. This program runs small federations for many rounds and asks every issued model, every returned
 one and the base: how many of their answers are those of *other* clients, beside one in r by chance?
 
-    python benchmarks/innocents.py --federations 6 --rounds 12
+    python benchmarks/innocents.py
 """
 
 import argparse
@@ -81,8 +81,8 @@ def federation(seed: int, rounds: int) -> Iterator[tuple[str, nn.Module, Keyring
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--federations", type=int, default=6)
-    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--federations", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=8)
     options = parser.parse_args()
     # Models of one federation share a base and questions, so federations are the sample, not models.
     kinds: dict[str, list[float]] = {"issued": [], "returned": [], "base": []}

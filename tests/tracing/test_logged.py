@@ -67,11 +67,8 @@ def test_a_log_without_an_entry_is_another_record(tmp_path: Path, event: str, mo
             case = trace(leaked_by(vault.keyring, "hospital-3"), vault, suspected=THERE).case
         assert case is not None
         entries = [json.loads(line) for line in (vault.path / "log.jsonl").read_bytes().splitlines()]
-        entries.remove(
-            next(
-                entry for entry in entries if entry["event"] == event and entry["case"] == 1 + (event == "case-closed")
-            )
-        )
+        wanted = event, 2 if event == "case-closed" else 1
+        entries.remove(next(entry for entry in entries if (entry["event"], entry.get("case")) == wanted))
         text = chained(entries)
         monkeypatch.setattr(type(vault), "head", (len(entries), sha256(text.splitlines()[-1]).hex()))
         evidence = make_statement(vault, case).text(), make_annex(vault, case)

@@ -250,8 +250,8 @@ def _words(plain: Mapping[str, Any], annex: Annex, known: Known, times: Mapping[
     if known.log is None:
         yield (
             f"That this was case {case.number} of the vault, and that its cases have spent an error of {case.spent:g} "
-            f"so far: give the vault's log, of which {plain['predicate']['log'][0]} entries count, and a head of it from "
-            "another time."
+            f"so far: give the vault's log, of which {plain['predicate']['log'][0]} entries count, and a head of it "
+            "from another time."
         )
     if case.identical:
         yield "That the suspect equals a model that was issued: the vault's log shows it."
