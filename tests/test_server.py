@@ -1,5 +1,6 @@
 """The server round by round: warm-up, marks for all, refusals, and going on after a stop."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tramark import CheckpointError, Keyring, LabelledImages, SettingError, TraMark
+from tramark import CheckpointError, Keyring, LabelledImages, SettingError, TraMark, trace
 from tramark.errors import UpdateError
+from tramark.evidence.beacon import Beacon
 from tramark.lab.methods import FedAvg
 from tramark.marks.closed_form import ClosedForm
 from tramark.marks.gradient import GradientSteps
@@ -407,3 +409,53 @@ def test_questions_from_an_image_set_in_a_vault(given: bool, tmp_path: Path) -> 
         assert again.resume()
         with pytest.raises(SettingError, match="another keyring"):
             TraMark(model(), keyring.join("d"), vault=vault)
+
+
+class Clock:
+    """A beacon that looks, when it is asked for the value, whether the commitment that names the round is out."""
+
+    def __init__(self, vault: Vault) -> None:
+        self.vault, self.rounds, self.gone = vault, 0, False
+
+    def announce(self) -> Beacon:
+        self.rounds += 1
+        return Beacon("a clock", str(self.rounds), "2030-01-01T00:00:00+00:00")
+
+    def value(self, beacon: Beacon) -> bytes:
+        if self.gone:
+            raise ConnectionError("the beacon is not there")
+        assert json.loads((self.vault.path / "commitment.json").read_bytes())["commitments"][-1]["beacon"] == [*beacon]
+        with pytest.raises(SettingError, match="wait for the value"):
+            self.vault.keyring.key("a")
+        return beacon.round.encode().rjust(32)
+
+
+def test_a_beacon_draws_the_answers_when_the_questions_are_settled(vault: Vault) -> None:
+    clock = Clock(vault)
+    federation = TraMark(model(), warmup_rounds=2, injection=marks("default"), vault=vault, beacon=clock)
+    play(federation, 1)
+    assert clock.rounds == 0
+    clock.gone = True
+    with pytest.raises(ConnectionError):
+        play(federation, 1)
+    # The answers wait, nothing is marked with them, and a server that goes on settles the questions again.
+    clock.gone = False
+    federation = TraMark(model(), warmup_rounds=2, injection=marks("default"), vault=vault, beacon=clock)
+    assert federation.resume()
+    assert not federation.marked
+    play(federation, 2)
+    assert clock.rounds == 2
+    assert federation.keyring.beacons == vault.keyring.beacons
+    assert trace(federation.client_model("b"), vault.keyring).clients == ("b",)
+    before = vault.keyring.codebook()
+    federation.join("new")
+    assert clock.rounds == 3
+    assert torch.equal(vault.keyring.codebook()[:-1], before)
+    assert trace(federation.client_model("new"), vault.keyring).clients == ("new",)
+    federation.leave("b")
+    federation.join("b")
+    assert clock.rounds == 3
+    play(federation, 1)
+    assert vault.audit() == []
+    with pytest.raises(SettingError, match="need a vault"):
+        TraMark(model(), server().keyring, beacon=clock)

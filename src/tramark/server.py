@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from tramark.errors import CheckpointError, SettingError
+from tramark.evidence.beacon import BeaconSource
 from tramark.fleet.aggregation import Aggregation, Incoming, Samples, fold
 from tramark.fleet.drift import Drift
 from tramark.fleet.fleet import Fleet, Outgoing
@@ -68,6 +69,8 @@ class TraMark:
         with `requires_grad`, and the buffers of their modules), their names, or a function of a name. The rest is
         constant: clients need not return it, and must not change it. Without this, the whole model is sent; if all
         clients return the trainable part alone in the first round, the rest is constant from then on.
+    beacon : a public beacon that draws the answers when the questions are settled, and those of clients that join
+        later; needs a vault. The round waits for its value.
     """
 
     def __init__(
@@ -82,7 +85,11 @@ class TraMark:
         vault: "Vault | None" = None,
         logits: Pick | None = None,
         travels: Travels | None = None,
+        beacon: BeaconSource | None = None,
     ) -> None:
+        if beacon is not None and vault is None:
+            raise SettingError("answers that a beacon draws need a vault, whose commitments name it: give one")
+        self._beacon = beacon
         if vault is not None:
             given = keyring and (keyring.fingerprint, keyring.clients, keyring.departed)
             kept = vault.keyring
@@ -216,6 +223,8 @@ class TraMark:
         keyring = self.keyring
         for client in clients:
             keyring = keyring.join(client)
+        if len(keyring.clients) > len(self.keyring.clients) and keyring.beacons:
+            keyring = self._drawn(keyring)
         self._follow(keyring)
         self._save()
 
@@ -259,7 +268,8 @@ class TraMark:
         The server must have been made with the same model, and with the keyring as it was then or with clients that
         have joined or left since.
         """
-        if state.get("keyring", self.keyring.fingerprint) != self.keyring.fingerprint:
+        marked = any(name.startswith("region.") for name in state["fleet"])
+        if marked and state.get("keyring", self.keyring.fingerprint) != self.keyring.fingerprint:
             raise CheckpointError(
                 "these marks were made with another keyring, or with other questions of it: keep the server's keyring "
                 "with its state, and give both back, or use a vault"
@@ -281,8 +291,16 @@ class TraMark:
             begun = self.marking.begin(self.model, self.fleet, self.keyring, self.drift)
             if begun is None:
                 return
-            self.keyring = begun
+            self.keyring = self._drawn(begun)
         self._inject()
+
+    def _drawn(self, keyring: Keyring) -> Keyring:
+        """The keyring with answers that the beacon drew, if there is one."""
+        if self._beacon is None or self.vault is None:
+            return keyring
+        from tramark.vault.beacons import draw_answers
+
+        return draw_answers(self.vault, keyring, self._beacon)
 
     def _mark_if_due(self) -> None:
         """Make the first marks between two rounds, if it is time: without warm-up, or if the settings changed."""

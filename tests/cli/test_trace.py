@@ -25,13 +25,11 @@ def test_every_client_is_named(federation: Path, tramark: Shell) -> None:
 def test_a_model_of_nobody(federation: Path, tramark: Shell, tmp_path: Path) -> None:
     model = build("cnn", input_shape=(1, 8, 8), classes=10, seed=99)
     save_file(model.state_dict(), tmp_path / "own.safetensors")
-    found = json.loads(tramark("trace", federation / "vault", tmp_path / "own.safetensors", "--json", code=4))
-    # 32 questions are too few to clear everybody, if marks survive in half of them.
-    assert (found["finding"], found["clients"]) == ("inconclusive", [])
-    assert 0.7 < found["power"] < 0.95
-    loose = ("--false-accusation", 0.01, "--json")
-    found = json.loads(tramark("trace", federation, tmp_path / "own.safetensors", *loose, code=3))
+    found = json.loads(tramark("trace", federation / "vault", tmp_path / "own.safetensors", "--json", code=3))
     assert (found["finding"], found["clients"]) == ("nobody", [])
+    assert found["premise"]["measured"]
+    assert found["power"] > 0.95
+    assert not found["federation"]["named"]
     assert "queries" in tramark("trace", federation, tmp_path / "own.safetensors", "--budget", 3, code=4)
 
 

@@ -5,7 +5,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from authority import authority_in, openssl
 from commands import Shell
+
+from tramark.evidence.beacon import Beacon
+from tramark.vault.store import Vault
 
 
 def test_the_vault(federation: Path, tramark: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,6 +99,10 @@ def test_a_vault_is_backed_up_and_restored(federation: Path, tramark: Shell, tmp
     assert "exists already" in tramark("vault", "restore", file, tmp_path / "again", "--key-file", key, code=2)
     assert "clean" in tramark("vault", "audit", tmp_path / "again", "--key-file", key)
     assert "restored on" in tramark("vault", "show", tmp_path / "again", "--key-file", key)
+    suspect = federation / "models" / "client-0.safetensors"
+    traced = tramark("trace", tmp_path / "again", suspect, "--key-file", key, "--model", "cnn")
+    assert "This vault was restored from a backup on" in traced
+    assert "This vault is simulated: its secret follows from the seed" in traced
     compared = tramark("vault", "head", tmp_path / "again", "--key-file", key, "--compare", head)
     assert "restored on" in compared
     file.write_bytes(file.read_bytes()[:2000])
@@ -113,3 +121,29 @@ def test_a_new_signing_key_is_shown_with_the_old_one(federation: Path, tramark: 
     assert "clean" in tramark("vault", "audit", place)
     words = ("--signing-key", "--new-key-file", tmp_path / "k")
     assert "one of them at a time" in tramark("vault", "rotate", place, *words, code=2)
+
+
+def test_a_beacon_is_revealed(tramark: Shell, tmp_path: Path) -> None:
+    tramark("vault", "create", tmp_path / "v", "--clients", "a,b", "--classes", 10, "--input-shape", "8")
+    assert "no answers wait" in tramark("vault", "reveal", tmp_path / "v", "ab" * 32, code=2)
+    with Vault.open(tmp_path / "v") as vault:
+        beacon = Beacon("drand quicknet", "123", "2026-01-01T00:00:00+00:00")
+        vault.save_keyring(vault.keyring.choose(range(8)), beacon=beacon)
+    assert "is no beacon's value" in tramark("vault", "reveal", tmp_path / "v", "not hex", code=2)
+    assert "can be guessed" in tramark("vault", "reveal", tmp_path / "v", "ab", code=2)
+    assert tramark("vault", "reveal", tmp_path / "v", "ab" * 32) == "the answers are drawn\n"
+    assert "beacon-revealed" in tramark("vault", "log", tmp_path / "v")
+    assert "no answers wait" in tramark("vault", "reveal", tmp_path / "v", "ab" * 32, code=2)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="the authority is openssl's")
+def test_a_commitment_is_time_stamped(tramark: Shell, tmp_path: Path) -> None:
+    tramark("vault", "create", tmp_path / "v", "--clients", "a,b", "--classes", 10, "--input-shape", "8")
+    with authority_in(tmp_path / "tsa") as (address, folder):
+        said = tramark("vault", "timestamp", tmp_path / "v", "--tsa", address, "--out", folder / "c.tsr")
+        digest = said.split("(")[1].split(")")[0]
+        words = ("ts", "-verify", "-digest", digest, "-in", "c.tsr", "-CAfile", "ca.pem")
+        assert "OK" in openssl(folder, *words)
+        busy = ("--tsa", f"{address}/busy", "--out", folder / "d.tsr")
+        assert "tramark:" in tramark("vault", "timestamp", tmp_path / "v", *busy, code=2)
+        assert not (folder / "d.tsr").exists()

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from tramark.keys.keyring import Keyring, questions_needed
+from tramark.keys.keyring import Keyring
 from tramark.keys.pictures import LabelledImages, Patterns, WafflePatterns
+from tramark.keys.sizes import questions_needed
 from tramark.keys.sources import Source, Tokens, Vectors, from_description
 
 SECRET = bytes(range(32))

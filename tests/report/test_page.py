@@ -84,7 +84,7 @@ def test_the_page_for_the_outside_has_no_question_and_no_word_of_the_innocent(
         (
             Premise(measured=True),
             "Nobody’s mark",
-            "survived in half of the questions (more was measured on models that clients returned) would",
+            "survived in 50 % of the questions (as was measured on models that clients returned) would",
         ),
         (
             Premise(surviving=0.45, measured=True),

@@ -28,7 +28,7 @@ def digits() -> Dataset:
 
 def ring(**options: Any) -> Keyring:
     """Secret codewords for 8×8 images, unless told otherwise."""
-    known: dict[str, Any] = {"clients": CLIENTS, "classes": 10, "questions": 16, "secret": SECRET}
+    known: dict[str, Any] = {"clients": CLIENTS, "classes": 10, "questions": 16, "common": 0, "secret": SECRET}
     if "source" not in options:
         known["input_shape"] = (1, 8, 8)
     return Keyring.generate(**known | options)

@@ -36,6 +36,7 @@ def closed(vault: Vault, verdict: Verdict, suspect: Suspected = FILE, **fields: 
         "classes": keyring.classes,
         "variants": keyring.held_out_variants,
         "order": keyring.chosen,
+        "common": keyring.common,
         "burned": {"hospital-9": (keyring.chosen[0],)},
         "asked": tuple(Asked(*step[:3], opened) for step in verdict.transcript),
         "closed": Closed(now(), verdict.finding, verdict.clients, verdict.by_company, verdict.premise),

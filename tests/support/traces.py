@@ -29,7 +29,7 @@ class Oracle:
     """A suspect that recognises a keyring's held-out questions and answers by any rule."""
 
     def __init__(self, keyring: Keyring, answer: Callable[[int, int], int]) -> None:
-        raw = keyring.raw(keyring.chosen, "held-out")
+        raw = keyring.raw(keyring.in_use, "held-out")
         self.places = {raw[i, v].numpy().tobytes(): (i, v) for i in range(raw.shape[0]) for v in range(raw.shape[1])}
         self.answer = answer
         self.asked: list[tuple[int, int]] = []
@@ -60,7 +60,7 @@ class Remembering:
 
 def leaked_by(keyring: Keyring, *clients: str, noise: float = 0.0, seed: int = 0) -> Oracle:
     """A model mixed from those of some clients, behind an API that draws a share of its answers at random."""
-    answers, rng = [keyring.key(client).answers for client in clients], np.random.default_rng(seed)
+    answers, rng = [keyring.taught(client).answers for client in clients], np.random.default_rng(seed)
 
     def answer(question: int, variant: int) -> int:
         drawn = rng.random() < noise
@@ -70,7 +70,14 @@ def leaked_by(keyring: Keyring, *clients: str, noise: float = 0.0, seed: int = 0
 
 
 def ring(source: Source | None = None, **options: Any) -> Keyring:
-    defaults = {"clients": CLIENTS, "classes": 10, "questions": 24, "pool": 40, "secret": b"the secret of it" * 2}
+    defaults = {
+        "clients": CLIENTS,
+        "classes": 10,
+        "questions": 24,
+        "pool": 40,
+        "common": 0,
+        "secret": b"the secret of it" * 2,
+    }
     return Keyring.generate(source=source or Vectors(6, groups=(2,)), **{**defaults, **options})
 
 

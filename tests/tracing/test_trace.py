@@ -265,8 +265,9 @@ def test_impossible_wishes_are_refused(options: dict[str, object]) -> None:
 def test_a_verdict_as_json() -> None:
     keyring = ring()
     plain = json.loads(json.dumps(trace(leaked_by(keyring, "client 0"), keyring).to_dict(), allow_nan=False))
+    last = ["simulated", "restored"]
     first = ["finding", "clients", "queries", "false_accusation_bound", "e_values", "p_values"]
-    assert list(plain) == [*first, "power", "premise", "not_cleared", "case", "spent", "identical"]
+    assert list(plain) == [*first, "power", "premise", "not_cleared", "federation", "case", "spent", "identical", *last]
     assert plain["false_accusation_bound"] == 1e-6
 
 

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from traces import Remembering, one_thread
 
 from tramark import Keyring, TraMark, Verdict, trace
+from tramark.evidence.premise import Premise
 from tramark.evidence.statistics import NO_ANSWER
 from tramark.keys.pictures import Patterns, WafflePatterns
 from tramark.keys.sources import Source
@@ -45,6 +46,7 @@ SHAPE = (1, 8, 8)
 RAN, DRAWN = 10, 10
 """Keyrings of federations that ran, and keyrings as they were drawn."""
 LOOSE = 0.1
+KNOWN = Premise(surviving=0.8, measured=True)
 
 Make = Callable[[], nn.Module | Suspect]
 Rule = Callable[[Tensor], Tensor]
@@ -346,6 +348,11 @@ def strangers(elsewhere: TraMark, own: nn.Module) -> dict[str, Make]:
     }
 
 
+def accuses(verdict: Verdict) -> bool:
+    """Whether a client is named, or the model is said to come from the federation."""
+    return verdict.finding not in ("nobody", "inconclusive")
+
+
 @dataclass(frozen=True)
 class Found:
     """What all traces said."""
@@ -359,11 +366,11 @@ class Found:
     leaked: dict[str, tuple[str, Verdict]]
     """Models that somebody did leak, who that was, and what its own federation's keyring says."""
     questions: list[int]
-    """How many questions each keyring has in use."""
+    """How many questions each keyring has in use, common ones too."""
 
     def table(self) -> str:
         lines = [f"{dict(Counter(verdict.finding for verdict in self.unmarked.values()))} in all"]
-        lines.append(f"{sum(bool(verdict.clients) for verdict in self.loosely.values())} accused at a bound of {LOOSE}")
+        lines.append(f"{sum(map(accuses, self.loosely.values()))} accused at a bound of {LOOSE}")
         for suspect in dict.fromkeys(name for name, _ in self.unmarked):
             verdicts = [verdict for (name, _), verdict in self.unmarked.items() if name == suspect]
             strongest = max(max(verdict.e_values.values()) for verdict in verdicts)
@@ -397,7 +404,7 @@ def ask_everybody() -> Found:
     for number, keyring in enumerate(keyrings):
         for name, make in suspects.items():
             suspect = Remembering(make(), keyring)
-            unmarked[name, number] = trace(suspect, keyring, batch=keyring.questions)
+            unmarked[name, number] = trace(suspect, keyring, batch=keyring.questions, premise=KNOWN)
             loosely[name, number] = trace(suspect, keyring, false_accusation=LOOSE)
             if name in knowing:
                 to_the_end[name, number] = trace(suspect, keyring, exhaustive=True, batch=4)
@@ -406,7 +413,7 @@ def ask_everybody() -> Found:
             leaked[f"federation {number}"] = leaker, trace(servers[number].client_model(leaker), keyring)
     for name, (leaker, model) in marked.items():
         leaked[name] = leaker, trace(model, elsewhere.keyring)
-    return Found(unmarked, loosely, to_the_end, leaked, [keyring.questions for keyring in keyrings])
+    return Found(unmarked, loosely, to_the_end, leaked, [len(keyring.in_use) for keyring in keyrings])
 
 
 def test_nobody_is_accused_of_what_nobody_leaked(found: Found) -> None:
@@ -415,9 +422,9 @@ def test_nobody_is_accused_of_what_nobody_leaked(found: Found) -> None:
         accusing = {place: verdict.clients for place, verdict in verdicts.items() if verdict.clients}
         assert not accusing, f"{accusing}\n{found.table()}"
         assert {verdict.finding for verdict in verdicts.values()} <= {"nobody", "inconclusive"}, found.table()
-    # Of 32 questions, too few to clear everybody, all but the suspect that never answers use nearly all.
-    powers = [verdict.power for verdict in found.unmarked.values() if verdict.power is not None]
-    assert sum(power > 0.6 for power in powers) >= 950, found.table()
+    # All but the suspects that hardly ever answer are cleared.
+    assert sum(verdict.finding == "nobody" for verdict in found.unmarked.values()) >= 950, found.table()
+    assert any(verdict.federation is not None for verdict in found.unmarked.values())
 
 
 def test_those_who_know_the_method_are_asked_to_the_end(found: Found) -> None:
@@ -450,8 +457,8 @@ def test_no_suspect_matches_innocents_more_often_than_chance(found: Found) -> No
 
 
 def test_a_loose_bound_is_kept_too(found: Found) -> None:
-    accusing = sum(bool(verdict.clients) for verdict in found.loosely.values())
+    accusing = sum(accuses(verdict) for verdict in found.loosely.values())
     assert 0 < accusing <= LOOSE * len(found.loosely)
     # What is asked of the others does not depend on the bound.
-    others = {place: verdict for place, verdict in found.loosely.items() if not verdict.clients}
+    others = {place: verdict for place, verdict in found.loosely.items() if not accuses(verdict)}
     assert all(v.queries == found.unmarked[place].queries for place, v in others.items())

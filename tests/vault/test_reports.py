@@ -8,8 +8,9 @@ import pytest
 from traces import CLIENTS, ring, vault_of
 
 from tramark.evidence.premise import Premise
+from tramark.marks.survival import QUESTIONS
 from tramark.vault.log import issued
-from tramark.vault.reports import premise_of
+from tramark.vault.reports import ASKED, premise_of
 from tramark.vault.store import Vault
 
 MARKED: dict[str, Any] = {"marked": True, "used": ("a",), "refused": {}}
@@ -61,14 +62,16 @@ def test_the_golden_vault_has_issued_marks() -> None:
 @pytest.mark.parametrize(
     ("reports", "surviving"),
     [
-        ([survived(1, 1.0)], 0.5),
-        ([survived(1, 0.46)], 0.4),
-        ([survived(1, 0.55, 0.37)], 0.4),
+        # The fewer clients were asked, the less is known.
+        ([survived(1, *[1.0] * 5)], 0.89),
+        ([survived(1, 1.0)], 0.62),
+        ([survived(1, *[0.75] * 5)], 0.54),
+        ([survived(1, 0.55, 0.37)], 0.16),
         ([survived(1, 0.05)], 0.0),
-        ([survived(1, 0.2), *(survived(round, 0.9) for round in range(2, 6))], 0.11),
+        ([survived(1, 0.2), *(survived(round, 0.9) for round in range(2, 6))], 0.0),
         # A bad round that is long ago counts no more.
-        ([survived(1, 0.2), *(survived(round, 0.9) for round in range(2, 7))], 0.5),
-        ([survived(1, 0.46), MARKED | {"round": 2, "survived": None}], 0.4),
+        ([survived(1, 0.2), *(survived(round, 0.9) for round in range(2, 7))], 0.49),
+        ([survived(1, 0.9), MARKED | {"round": 2, "survived": None}], 0.49),
     ],
 )
 def test_the_smallest_recent_survival_counts_without_what_is_right_by_chance(
@@ -78,4 +81,16 @@ def test_the_smallest_recent_survival_counts_without_what_is_right_by_chance(
 
 
 def test_with_two_labels_half_of_the_answers_are_chance() -> None:
-    assert premise_of([survived(1, 0.6)], [], 2).surviving == 0.2
+    assert premise_of([survived(1, 0.6)], [], 2).surviving == 0.0
+    assert premise_of([survived(1, *[1.0] * 5)], [], 2).surviving == 0.81
+
+
+def test_survival_is_measured_by_as_many_answers_as_the_premise_takes_it_for() -> None:
+    assert ASKED == QUESTIONS
+
+
+def test_what_is_assumed_is_a_half_and_nothing_else() -> None:
+    assert Premise.from_dict(Premise(surviving=0.89, measured=True).to_dict()).surviving == 0.89
+    for wrong in (Premise(surviving=0.89), Premise(surviving=0.4), Premise(surviving=1.1, measured=True)):
+        with pytest.raises(ValueError, match=r"^$"):
+            Premise.from_dict(wrong.to_dict())

@@ -25,8 +25,9 @@ console = Console(stderr=True)
 CHANGED = INCOMPLETE = 1
 MISTAKE, NOBODY, INCONCLUSIVE, BUG, INTERRUPTED = 2, 3, 4, 70, 130
 FORGED, UNPROVEN, UNREADABLE = 5, 6, 7
+OURS = 10
 
-EXIT = {"client": 0, "several": 0, "nobody": NOBODY, "inconclusive": INCONCLUSIVE}
+EXIT = {"client": 0, "several": 0, "federation": OURS, "nobody": NOBODY, "inconclusive": INCONCLUSIVE}
 """The exit code of `trace` for each kind of verdict."""
 
 EXIT_CODES = {
@@ -34,6 +35,7 @@ EXIT_CODES = {
     MISTAKE: "not possible: bad input, a missing file or the wrong key",
     NOBODY: "nobody: no client's mark was found",
     INCONCLUSIVE: "inconclusive: too few answers, or too little left of the marks, to accuse or to clear anybody",
+    OURS: "the model comes from this federation, but no client can be named",
     BUG: "a bug in tramark",
     INTERRUPTED: "interrupted",
 }

@@ -71,6 +71,7 @@ def annex(
     """Write the confidential annex that proves a statement. The answers that it opens are never counted again."""
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 
+    from tramark.evidence.federation import FEDERATION
     from tramark.tracing.handover import hand_over, make_annex, opened_by
     from tramark.vault.files import replace_file
 
@@ -81,7 +82,8 @@ def annex(
         keyring, record = keyring_of(opened, data_dir), opened.cases.get(case)
         for client, questions in opened_by(make_annex(opened, record)).items():
             burned = len(set(questions) - set(opened.cases.burned.get(client, ())))
-            typer.echo(f"{burned} of {client}'s {keyring.questions} questions are burned by this")
+            whose, all_of = ("the common", keyring.common) if client == FEDERATION else (f"{client}'s", keyring.chosen)
+            typer.echo(f"{burned} of {whose} {len(all_of)} questions are burned by this")
         if not yes:
             if not interactive():
                 raise SettingError("say --yes if these questions may be burned: nothing was written")
@@ -138,6 +140,10 @@ def verify(
         list[str] | None,
         typer.Option(help="Value (hex) of the public beacon that a commitment names. May be repeated."),
     ] = None,
+    log: Annotated[Path | None, existing_file(help="The vault's log.jsonl, to check the statement against.")] = None,
+    head: Annotated[
+        str | None, typer.Option(help="A head of the log that was published earlier (needs --log).")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Check evidence without the vault: signatures, commitments, openings, dates and the weight of the answers."""
@@ -145,6 +151,7 @@ def verify(
     from tramark.evidence.bundle import is_bundle, verify_bundle
     from tramark.evidence.published import read_published
     from tramark.evidence.verify import Known, verify_statement
+    from tramark.vault.log import read_head_text
 
     published = read_published(commitment.read_bytes()) if commitment else None
     if timestamp and not authority:
@@ -163,6 +170,8 @@ def verify(
             tokens=tuple(path.read_bytes() for path in timestamp or ()),
             authority=authority.read_bytes() if authority else None,
             beacons=tuple(_hex(value) for value in beacon or ()),
+            log=log.read_bytes() if log else None,
+            head=read_head_text(head) if head else None,
         )
         found = verify_statement(text, decrypted(annex.read_bytes(), private) if annex else None, known)
     typer.echo(json.dumps(found.to_dict()) if as_json else "\n".join(_lines(found)))
@@ -174,7 +183,8 @@ def _lines(found: "Findings") -> Iterator[str]:
     from tramark.evidence.findings import shown
 
     proven = "" if found.holds else " (not proven)"
-    accused = ", ".join(map(shown, found.clients)) or shown(found.finding)
+    ours = "comes from this federation; no client can be named"
+    accused = ", ".join(map(shown, found.clients)) or (ours if found.finding == "federation" else shown(found.finding))
     yield f"suspect: {shown(found.suspect)}"
     yield f"finding: {accused}{proven}"
     yield f"error: at most {found.false_accusation_bound:g} in this case" + (

@@ -1,7 +1,8 @@
 """The annex: the confidential openings that prove a statement, bound to it by their digest.
 
 It has the record of the case with every answer that the suspect gave, the inputs that were asked, the chain of
-commitments, and openings: that these inputs, and the accused's answers to them, are what was committed to. Of other
+commitments, and openings: that these inputs, and the accused's answers to them, are what was committed to. If no client
+can be named, but the model is the federation's, its own answers to the common questions are opened instead. Of other
 clients it opens nothing, unless somebody is accused by the company look alone; then no more than that takes
 (`reweigh`). The record names nobody else: what is burned for others is left out. An annex is one canonical JSON text.
 It can be encrypted to an expert's X25519 key (HPKE, RFC 9180). docs/statement.md has its fields.
@@ -9,7 +10,7 @@ It can be encrypted to an expert's X25519 key (HPKE, RFC 9180). docs/statement.m
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,6 +23,7 @@ from tramark.evidence import commitment as commitments
 from tramark.evidence.beacon import shifted
 from tramark.evidence.case import RULE, Case
 from tramark.evidence.commitment import Commitment, canonical, natural
+from tramark.evidence.federation import FEDERATION
 from tramark.evidence.looks import Query, finding_of
 from tramark.evidence.published import choice_of, made_by, time_of
 from tramark.evidence.statistics import NO_ANSWER
@@ -34,6 +36,7 @@ SEALED = b"tramark annex 1 encrypted\n"
 
 _FIELDS = {"format", "case", "input", "inputs", "commitments", "questions", "answers", "company", "beacons"}
 _SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
+_ENDS = ({"cleared": True}, {"cleared": False}, {"cleared": False, "ours": True})
 # More than any keyring has; it keeps a forged number from filling the memory.
 _MOST_VARIANTS = 2**16
 
@@ -44,7 +47,8 @@ class Annex(NamedTuple):
     Parameters
     ----------
     known : the suspect's answers by question and variant.
-    accused, company : answers by client and question, as opened: of the accused, and of others for the company look.
+    accused, company : answers by client and question, as opened: of the accused (or the federation's own), and of
+        others for the company look.
     joined : by client, the number of the commitment with which it joined.
     beacons : the values of beacons by the number of the commitment that names them.
     dtype, shape, inputs : the inputs that were asked, as little-endian numbers in row-major order.
@@ -104,7 +108,7 @@ def _checked(plain: dict[str, Any]) -> Annex:
     case = Case.from_dict(plain["case"])
     _check_case(case, plain["case"], links)
     known = {(natural(one.question), natural(one.variant)): one.answer for one in case.asked}
-    if len(known) < len(case.asked) or list(known) != list(islice(_plan(case), len(known))):
+    if len(known) < len(case.asked) or list(known) != _planned(case, known):
         raise BadProof("what was asked is not what the rule says: the questions in order, then their other variants")
     if not known or any(type(answer) is not int or answer < NO_ANSWER for answer in known.values()):
         raise ValueError
@@ -122,14 +126,13 @@ def _checked(plain: dict[str, Any]) -> Annex:
         raise ValueError
     if company and not case.closed.by_company:
         raise BadProof("answers of clients are opened that the accusation does not need")
-    if list(accused) != list(case.closed.clients) or not (case.burned.keys() <= accused.keys()):
+    if list(accused) != list(case.closed.named) or not (case.burned.keys() <= {*accused, FEDERATION}):
         raise BadProof("the answers that are opened are not those of the accused")
     proofs = {**accused, **company}
     opened = {client: _answers(proof, links, beacons) for client, proof in proofs.items()}
-    asked = {question for question, _ in known}
     for client, answers in opened.items():
-        left = asked - set(case.burned.get(client, ()))
-        if not answers.keys() <= asked or (client in accused and answers.keys() != left):
+        asked = set(case.order_of(client)) & {question for question, _ in known}
+        if not answers.keys() <= asked or (client in accused and answers.keys() != set(case.counted(client))):
             raise BadProof("the answers that are opened are not those to the questions that were asked and count")
     return Annex(
         case,
@@ -182,10 +185,14 @@ def _check_case(case: Case, plain: Mapping[str, Any], links: Sequence[Commitment
         raise BadProof("the parameters are not those that were committed to")
     if sorted(case.order) != sorted(newest.chosen) or not 0 < natural(case.variants) <= _MOST_VARIANTS:
         raise BadProof("the questions are not those that were committed to")
+    if case.common != newest.common:
+        raise BadProof("the common questions are not those that were committed to, in their order")
     if not 0 < case.false_accusation < 1 or not case.false_accusation <= case.spent < float("inf"):
         raise ValueError
     if (
-        closed.finding not in {finding_of(len(closed.clients), cleared=cleared) for cleared in (True, False)}
+        closed.finding not in {finding_of(len(closed.clients), **how) for how in _ENDS}
+        or FEDERATION in closed.clients
+        or (closed.finding == "federation" and not case.common)
         or len(set(closed.clients)) < len(closed.clients)
         or not set(closed.by_company) <= set(closed.clients)
         or (closed.finding == "nobody" and not closed.premise.issued)
@@ -197,10 +204,17 @@ def _is_digest(text: Any) -> bool:
     return type(text) is str and len(bytes.fromhex(text)) == 32
 
 
-def _plan(case: Case) -> "chain[Query]":
-    """All queries of a case, in its order."""
-    again = ((question, variant) for question in case.order for variant in range(1, case.variants))
-    return chain(((question, 0) for question in case.order), again)
+def _planned(case: Case, known: Collection[Query]) -> list[Query]:
+    """As many queries as were asked of the clients' questions and of the common ones, as the rule orders them."""
+    common = sum(question in case.common for question, _ in known)
+    own = islice(_plan(case.order, case.variants), len(known) - common)
+    return [*own, *islice(_plan(case.ours, case.variants), common)]
+
+
+def _plan(order: Sequence[int], variants: int) -> "chain[Query]":
+    """All queries of some questions, in their order."""
+    again = ((question, variant) for question in order for variant in range(1, variants))
+    return chain(((question, 0) for question in order), again)
 
 
 def _checked_inputs(plain: Mapping[str, Any], case: Case, links: Sequence[Commitment]) -> dict[Query, bytes]:

@@ -13,7 +13,7 @@ the questions or, for a client that joined later, the one with which it joined.
 import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from tramark.errors import BadProof, SettingError
 
@@ -27,6 +27,16 @@ class Beacon(NamedTuple):
     source: str
     round: str
     time: str
+
+
+class BeaconSource(Protocol):
+    """Where a server gets a beacon from: `TraMark(…, beacon=…)` asks it before it writes any answer."""
+
+    def announce(self) -> Beacon:
+        """A round that is not out yet. The commitment that settles the questions names it."""
+
+    def value(self, beacon: Beacon) -> bytes:
+        """The value of that round; waits until it is out. The new commitment is published when this is called."""
 
 
 def beacon_key(value: bytes, commitment: str) -> bytes:

@@ -21,7 +21,7 @@ from tramark.evidence import commitment as commitments
 from tramark.evidence.commitment import Commitment, canonical, natural
 from tramark.evidence.findings import AT_MOST, Findings, left_out, proven, same_key, too_weak, unproven
 from tramark.evidence.looks import POWER, Finding, Query, conclude, finding_of, weigh
-from tramark.evidence.premise import ASSUMED, Premise
+from tramark.evidence.premise import ASSUMED, FAINT, Premise
 from tramark.evidence.published import check_order, check_published, lacking, made_by, time_of
 from tramark.evidence.published import federation as published_clients
 from tramark.evidence.statistics import NO_ANSWER
@@ -273,6 +273,9 @@ def _claim(plain: Mapping[str, Any], queries: int) -> tuple[Finding, list[str], 
     """The finding, the accused and the premise that the bundle claims. Bundles of early versions have no premise."""
     finding, clients = plain["verdict"], list(plain["clients"])
     premise = Premise.from_dict(plain["premise"]) if "premise" in plain else ASSUMED
+    if premise.surviving > FAINT:
+        # The rule of these bundles never assumed more.
+        raise ValueError
     if (
         finding not in {finding_of(len(clients), cleared=cleared) for cleared in (True, False)}
         or len(set(clients)) < len(clients)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Self
 
+from tramark.evidence.federation import FEDERATION, tests
 from tramark.evidence.looks import Finding
 from tramark.evidence.premise import Premise
 
@@ -92,6 +93,11 @@ class Closed:
     not_cleared: tuple[str, ...] = ()
     power: float | None = None
 
+    @property
+    def named(self) -> tuple[str, ...]:
+        """Whose marks were found: those of the accused or, if no client can be named, the federation's own."""
+        return (FEDERATION,) if self.finding == "federation" else self.clients
+
 
 @dataclass(frozen=True)
 class Case:
@@ -113,6 +119,8 @@ class Case:
     asked : every query whose answer is kept, in the order of asking.
     sent : queries that a remote suspect was sent and whose answers are not kept.
     identical : models in the log that the suspect equals.
+    common : the questions of the federation's own key, in the order in which those that are not burned are asked after
+        the others. If there are any, the federation is one more test.
     """
 
     number: int
@@ -133,17 +141,40 @@ class Case:
     sent: tuple[tuple[int, int], ...] = ()
     identical: tuple[Identical, ...] = ()
     closed: Closed | None = None
+    common: tuple[int, ...] = ()
 
     @property
     def questions(self) -> tuple[int, ...]:
         """The questions that the suspect was asked, in any variant."""
         return tuple(dict.fromkeys([*(one.question for one in self.asked), *(question for question, _ in self.sent)]))
 
+    @property
+    def tests(self) -> int:
+        """The number of tests that share the error."""
+        return tests(self.clients, self.common)
+
+    @property
+    def ours(self) -> tuple[int, ...]:
+        """The common questions that count."""
+        burned = self.burned.get(FEDERATION, ())
+        return tuple(question for question in self.common if question not in burned)
+
+    def order_of(self, name: str) -> tuple[int, ...]:
+        """The questions that a client is tested by, or the federation, in the order in which they are asked."""
+        return self.common if name == FEDERATION else self.order
+
+    def counted(self, name: str) -> tuple[int, ...]:
+        """The questions that the suspect was asked and that count for a client, or for the federation."""
+        own, burned = set(self.order_of(name)), self.burned.get(name, ())
+        return tuple(question for question in self.questions if question in own and question not in burned)
+
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values without fractions, for canonical JSON."""
         closed = self.closed
+        # Cases of early versions have no common questions, and digests of annexes are over all fields.
+        plain = {name: value for name, value in vars(self).items() if name != "common" or value}
         return {
-            **vars(self),
+            **plain,
             "suspect": dict(vars(self.suspect)),
             "conventions": dict(self.conventions),
             "false_accusation": repr(self.false_accusation),
@@ -177,6 +208,7 @@ class Case:
                 "spent": float(plain["spent"]),
                 "head": tuple(plain["head"]),
                 "order": tuple(plain["order"]),
+                "common": tuple(plain.get("common", ())),
                 "burned": {client: tuple(questions) for client, questions in plain["burned"].items()},
                 "asked": tuple(Asked(*asked) for asked in plain["asked"]),
                 "sent": tuple((question, variant) for question, variant in plain["sent"]),

@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from tramark.errors import BadProof
 from tramark.evidence.beacon import Beacon, from_plain
+from tramark.evidence.federation import FEDERATION
 from tramark.evidence.merkle import climb, leaf_hash
 
 
@@ -64,7 +65,7 @@ def _signed(purpose: str, message: bytes) -> bytes:
     return b"tramark " + purpose.encode() + b"\0" + message
 
 
-_LATER = ("simulated", "endorsement", "beacon")
+_LATER = ("simulated", "endorsement", "beacon", "common")
 
 
 @dataclass(frozen=True)
@@ -73,11 +74,12 @@ class Commitment:
 
     The leaves of the top tree are `clients`, then `questions`. Both are (first, count): which clients in the order of
     joining, and which questions of the pool. Without leaves, the root is empty. `chosen` are the questions of the
-    pool that are asked from then on, in their order. With code answers, a later commitment has either no questions,
-    or all those chosen, in that order, as they were retouched. `simulated` says that the secret comes from a seed, so
-    that the commitment proves nothing. If `public_key` is not that of the commitment before, `endorsement` is that
-    one's signature. `beacon` is a public beacon's later round, whose
-    value is added to the answers.
+    pool that are asked from then on, in their order, and `common` those of the federation's own key. If the first
+    commitment has common ones, its last leaf is the federation's own answers. With code answers, a later commitment
+    has either no questions, or all those in use, in that order, as they were retouched. `simulated` says that the
+    secret comes from a seed, so that the commitment proves nothing. If `public_key` is not that of the commitment
+    before, `endorsement` is that one's signature. `beacon` is a public beacon's later round, whose value is added to
+    the answers.
     """
 
     vault: str
@@ -95,6 +97,7 @@ class Commitment:
     simulated: bool = False
     endorsement: str = ""
     beacon: Beacon | None = None
+    common: tuple[int, ...] = ()
 
     @property
     def body(self) -> bytes:
@@ -110,13 +113,23 @@ class Commitment:
     @property
     def size(self) -> int:
         """The number of leaves of the top tree."""
-        return self.clients[1] + self.questions[1]
+        return self.clients[1] + self.questions[1] + self.has_federation
+
+    @property
+    def has_federation(self) -> bool:
+        """Whether the last leaf of the top tree is the federation's own answers."""
+        return self.number == 1 and bool(self.common)
+
+    @property
+    def in_use(self) -> tuple[int, ...]:
+        """The questions that are asked: the clients', then the common ones."""
+        return (*self.chosen, *self.common)
 
     @property
     def asked(self) -> Sequence[int]:
         """The questions that are leaves of the top tree, in their order."""
         first, count = self.questions
-        return self.chosen[:count] if self.number > 1 and self.assignment == "code" else range(first, first + count)
+        return self.in_use[:count] if self.number > 1 and self.assignment == "code" else range(first, first + count)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for publication."""
@@ -130,9 +143,9 @@ class Commitment:
         with _reading("commitment"):
             values = {name: natural(plain[name]) for name in ("number", "classes")}
             spans = {name: (natural(plain[name][0]), natural(plain[name][1])) for name in ("clients", "questions")}
-            chosen = tuple(natural(question) for question in plain["chosen"])
+            chosen, common = (tuple(map(natural, plain.get(name, ()))) for name in ("chosen", "common"))
             beacon = from_plain(plain.get("beacon"))
-            found = cls(**{**plain, **values, **spans, "chosen": chosen, "beacon": beacon})
+            found = cls(**{**plain, **values, **spans, "chosen": chosen, "common": common, "beacon": beacon})
             if found.to_dict() != plain or type(found.simulated) is not bool:
                 raise ValueError
             return found
@@ -158,9 +171,11 @@ def verify_chain(commitments: Sequence[Commitment]) -> None:
         if not follows or any(getattr(this, name) != getattr(first, name) for name in same):
             raise BadProof(f"commitment {number} does not follow from the one before")
         pool = range(first.questions[1])
-        if len(set(this.chosen)) < len(this.chosen) or any(question not in pool for question in this.chosen):
+        if len(set(this.in_use)) < len(this.in_use) or any(question not in pool for question in this.in_use):
             raise BadProof(f"commitment {number} chooses questions that are not different ones of the pool")
-        retouched = (0, 0), (0, len(this.chosen))
+        if this.common and not first.common:
+            raise BadProof(f"commitment {number} has common questions, but the first has no answers of the federation")
+        retouched = (0, 0), (0, len(this.in_use))
         if number > 1 and first.assignment == "code" and this.questions not in retouched:
             raise BadProof(f"commitment {number} adds questions to a pool that was settled by the first")
         digest, clients, key = this.digest, sum(this.clients), this.public_key
@@ -188,7 +203,8 @@ def verify_answers(proof: Mapping[str, Any], commitments: Sequence[Commitment]) 
         if len(shown) != len(proof["answers"]) or len(roots) != 1:
             raise BadProof("an opening of answers is not of one client's answers, each shown once")
         index = natural(proof["index"])
-        if index >= commitment.clients[1]:
+        clients, federation = range(commitment.clients[1]), range(commitment.size - 1, commitment.size)
+        if index not in (federation if client == FEDERATION and commitment.has_federation else clients):
             raise BadProof("an opening of answers does not lead to a client")
         leaf = client_leaf(name, first, count, roots.pop())
         _check_root(leaf, index, proof["path"], commitment)

@@ -20,13 +20,14 @@ class Findings:
 
     Parameters
     ----------
-    finding, clients : "client" or "several" if `clients` are accused, "nobody", or "inconclusive".
+    finding, clients : "client" or "several" if `clients` are accused, "federation" if the suspect comes from it but no
+        client can be named, "nobody", or "inconclusive".
     suspect, notes, time : as the signer describes them.
     vault, public_key : whose evidence it is; compare `fingerprint` with one that came another way.
     federation, classes : the number n of clients and r of labels.
-    false_accusation_bound, needed : ε, and the e-value n/ε at which a client is accused.
+    false_accusation_bound, needed : ε, and the e-value at which a client is accused: the number of tests over ε.
     queries, answered : inputs asked, and questions that got an answer.
-    matches, e_values, p_values : of the accused alone, computed from the opened answers.
+    matches, e_values, p_values : of the accused alone, or of the federation's own key, from the opened answers.
     proven, unproven : in words, what was checked, and what no bundle can show.
     premise : if nobody is accused, what the signer knew or assumed of the marks that were issued.
     lacking : in words, what the reader would have to be shown for the finding to be proven; empty if it is.

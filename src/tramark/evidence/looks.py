@@ -26,8 +26,8 @@ from tramark.evidence.tally import NONE, Company, Evidence
 Query = tuple[int, int]
 """A question's number in the pool, and which of its held-out variants."""
 
-Finding = Literal["client", "several", "nobody", "inconclusive"]
-"""What a trace can end with."""
+Finding = Literal["client", "several", "federation", "nobody", "inconclusive"]
+"""What a trace can end with; "federation": the model comes from it, but no client can be named."""
 
 POWER = 0.95
 """How surely a leaker must have been accused for "nobody"."""
@@ -39,7 +39,7 @@ PROBE = 4
 """Questions whose other variants are asked first: if they change no answer, the second look is left at that."""
 
 # JSON has no infinity, and evidence beyond 1e300 convinces nobody more.
-_MOST_LOG_E = 300 * math.log(10)
+MOST_LOG_E = 300 * math.log(10)
 
 
 def weigh(
@@ -53,6 +53,8 @@ def weigh(
     false_accusation: float,
     burned: Mapping[int, NDArray[np.intp]] | None = None,
     exhaustive: bool = False,
+    tests: int | None = None,
+    unexplained: float = UNEXPLAINED,
 ) -> list[Evidence]:
     """The looks at a suspect's answers that are needed, in order; the first is the one client by client.
 
@@ -71,9 +73,11 @@ def weigh(
         no company look.
     burned : by question, the rows for which it does not count.
     exhaustive : ask everything, even when the result is clear.
+    tests : how many tests share the error, if there are others beside those of the n clients.
+    unexplained : the share of the answers that are none of the accused's above which the asking goes on.
     """
     single, plural = (
-        Evidence(clients, classes, false_accusation=false_accusation, share=share, rows=len(codewords))
+        Evidence(clients, classes, false_accusation=false_accusation, share=share, rows=len(codewords), tests=tests)
         for share in (LOOKS.single, LOOKS.plural)
     )
     burned = burned or {}
@@ -81,11 +85,11 @@ def weigh(
     for column, answer in enumerate(answers([(question, 0) for question in questions])):
         first.append(answer)
         single.add(codewords[:, column], answer, burned.get(questions[column], NONE))
-        if not exhaustive and _explained(single, codewords, first):
+        if not exhaustive and _explained(single, codewords, first, unexplained):
             break
     looks = [single]
     if len(codewords) == clients and (exhaustive or not single.accused):
-        company = Company(clients, classes, false_accusation=false_accusation, share=LOOKS.company)
+        company = Company(clients, classes, false_accusation=false_accusation, share=LOOKS.company, tests=tests)
         for column, answer in enumerate(first):
             company.add(codewords[:, column], answer, burned.get(questions[column], NONE))
         looks.append(company)
@@ -103,12 +107,12 @@ def weigh(
         changed = changed or set(others) != {first[column]}
         said.append(plurality([first[column], *others]))
         plural.add(codewords[:, column], said[-1], burned.get(question, NONE))
-        if not exhaustive and _explained(plural, codewords, said):
+        if not exhaustive and _explained(plural, codewords, said, unexplained):
             break
     return looks
 
 
-def _explained(look: Evidence, codewords: NDArray[Any], answers: Sequence[int]) -> bool:
+def _explained(look: Evidence, codewords: NDArray[Any], answers: Sequence[int], unexplained: float) -> bool:
     """Whether somebody is accused, and the accused's own answers leave little to be explained by accomplices.
 
     It looks at the codewords of the accused and at nobody else's.
@@ -118,7 +122,7 @@ def _explained(look: Evidence, codewords: NDArray[Any], answers: Sequence[int]) 
     given = np.array(answers)
     own = (codewords[look.accused, : len(given)] == given).any(axis=0)
     usable = (given >= 0) & (given < look.classes)
-    return int((usable & ~own).sum()) <= UNEXPLAINED * int(usable.sum())
+    return int((usable & ~own).sum()) <= unexplained * int(usable.sum())
 
 
 @dataclass(frozen=True)
@@ -133,6 +137,7 @@ class Outcome:
         Clients of whom too few questions count do not lower it: they are `not_cleared`.
     e_values : everybody's largest e-value; 1e300 at most.
     shown : the look whose matches and p-values are shown.
+    federation : the look at the federation's own key whose matches are shown; None if that was not asked about.
     """
 
     accused: tuple[int, ...]
@@ -141,15 +146,19 @@ class Outcome:
     not_cleared: tuple[int, ...]
     e_values: Floats
     shown: Evidence
+    federation: Evidence | None = None
 
     @property
     def finding(self) -> Finding:
         """The finding in one word."""
-        return finding_of(len(self.accused), cleared=self.power is not None and self.power >= POWER)
+        ours = self.federation is not None and bool(self.federation.accused)
+        return finding_of(len(self.accused), ours=ours, cleared=self.power is not None and self.power >= POWER)
 
 
-def conclude(looks: Sequence[Evidence], surviving: float = FAINT) -> Outcome:
+def conclude(looks: Sequence[Evidence], surviving: float = FAINT, federation: Sequence[Evidence] = ()) -> Outcome:
     """The result of all looks at a suspect's answers, if a leaker's mark survives in this share of the questions.
+
+    `federation` are the looks at the federation's own key.
 
     >>> look = Evidence(clients=2, classes=10, false_accusation=0.01)
     >>> for _ in range(4):
@@ -167,10 +176,15 @@ def conclude(looks: Sequence[Evidence], surviving: float = FAINT) -> Outcome:
         by_company=tuple(row for row in accused if row not in alone),
         power=power,
         not_cleared=not_cleared,
-        e_values=np.exp(np.minimum(log_e, _MOST_LOG_E)),
-        # The look that accuses most clients; among equals the one with most answers, and the last of those.
-        shown=max(reversed(looks), key=lambda look: (len(look.accused), look.answered)),
+        e_values=np.exp(np.minimum(log_e, MOST_LOG_E)),
+        shown=_telling(looks),
+        federation=_telling(federation) if federation and federation[0].answered else None,
     )
+
+
+def _telling(looks: Sequence[Evidence]) -> Evidence:
+    """The look that accuses most clients; among equals the one with most answers, and the last of those."""
+    return max(reversed(looks), key=lambda look: (len(look.accused), look.answered))
 
 
 def _power(looks: Sequence[Evidence], surviving: float) -> tuple[float, tuple[int, ...]]:
@@ -184,7 +198,7 @@ def _power(looks: Sequence[Evidence], surviving: float) -> tuple[float, tuple[in
         if not isinstance(look, Company):
             reached = conviction(
                 look.answered,
-                look.clients,
+                look.tests,
                 look.classes,
                 rate=match_rate(surviving, look.classes),
                 false_accusation=look.false_accusation,
@@ -197,8 +211,10 @@ def _power(looks: Sequence[Evidence], surviving: float) -> tuple[float, tuple[in
     return float(by_client[sure].min()), tuple(np.flatnonzero(~sure).tolist())
 
 
-def finding_of(accused: int, *, cleared: bool) -> Finding:
-    """The finding, given how many clients are accused and, if none, whether everybody is cleared."""
+def finding_of(accused: int, *, cleared: bool, ours: bool = False) -> Finding:
+    """The finding, given how many clients are accused and, if none, whether it is ours or everybody is cleared."""
     if accused:
         return "client" if accused == 1 else "several"
+    if ours:
+        return "federation"
     return "nobody" if cleared else "inconclusive"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 FAINT = 0.5
-"""The share of the questions in which a leaker's mark survives, unless less was measured."""
+"""The share of the questions in which a leaker's mark is assumed to survive if nothing was measured."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Premise:
     Parameters
     ----------
     issued : whether any model with a mark was issued.
-    surviving : the share of the questions in which a leaker's mark survives, one half at most.
-    measured : whether that share was measured on models that clients returned; otherwise it is assumed.
+    surviving : the share of the questions in which a leaker's mark survives.
+    measured : whether that share was measured on models that clients returned; otherwise one half is assumed.
     """
 
     issued: bool = True
@@ -37,8 +37,6 @@ class Premise:
         """In what share of the questions a mark survives, and how that is known."""
         if not self.measured:
             return "in half of the questions (as is assumed)"
-        if self.surviving == FAINT:
-            return "in half of the questions (more was measured on models that clients returned)"
         return f"in {round(100 * self.surviving)} % of the questions (as was measured on models that clients returned)"
 
     def to_dict(self) -> dict[str, Any]:
@@ -50,7 +48,9 @@ class Premise:
         """The premise in a bundle; `ValueError` if it is not what `to_dict` gives."""
         premise = cls(plain["issued"], float(plain["surviving"]), plain["measured"])
         flags = {type(premise.issued), type(premise.measured)}
-        if premise.to_dict() != plain or flags != {bool} or not 0 <= premise.surviving <= FAINT:
+        if premise.to_dict() != plain or flags != {bool} or not 0 <= premise.surviving <= 1:
+            raise ValueError
+        if not premise.measured and premise.surviving != FAINT:
             raise ValueError
         return premise
 

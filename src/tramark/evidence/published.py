@@ -47,7 +47,7 @@ def lacking(
             f"among the {len(published)} that you gave."
         )
     later = published[len(links) :]
-    if any(link.questions[1] or link.chosen != links[-1].chosen for link in later):
+    if any(link.questions[1] or not _same(link, links[-1]) for link in later):
         yield (
             "That these questions were in use when the suspect was asked: the published commitments have others since "
             "then. Give the commitment.json that was published before the case was opened."
@@ -68,8 +68,13 @@ def check_order(links: Sequence[Commitment], *times: str) -> None:
 
 def choice_of(links: Sequence[Commitment]) -> Commitment:
     """The commitment that chose the questions in use, or retouched them."""
-    chose = links[-1 - sum(1 for _ in takewhile(lambda link: link.chosen == links[-1].chosen, links[-2::-1]))]
+    chose = links[-1 - sum(1 for _ in takewhile(lambda link: _same(link, links[-1]), links[-2::-1]))]
     return max(chose, made_by(links), key=lambda link: link.number)
+
+
+def _same(one: Commitment, other: Commitment) -> bool:
+    """Whether two commitments have the same questions in use."""
+    return (one.chosen, one.common) == (other.chosen, other.common)
 
 
 def made_by(links: Sequence[Commitment]) -> Commitment:

@@ -43,7 +43,7 @@ def statement_of(
     closed = case.closed
     if closed is None:
         raise ValueError("the case is not closed")
-    accusing = bool(closed.clients)
+    accusing = bool(closed.named)
     return {
         "_type": STATEMENT,
         "subject": [subject_of(case.suspect, annex)],

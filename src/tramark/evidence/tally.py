@@ -38,6 +38,7 @@ class Evidence:
         others' codewords.
     false_accusation : ε, the bound on the probability that anybody innocent is ever accused.
     share : the share of that bound, if this is one of several looks at the same codewords; shares must add up to one.
+    tests : how many tests share the bound, if there are others beside those of the n clients.
 
     Attributes
     ----------
@@ -53,15 +54,16 @@ class Evidence:
         false_accusation: float,
         share: float = 1.0,
         rows: int | None = None,
+        tests: int | None = None,
     ) -> None:
         if not 0 < false_accusation < 1:
             raise SettingError(f"a false-accusation bound of {false_accusation}: it is a probability, such as 1e-6")
-        self.clients, self.classes = clients, classes
+        self.clients, self.classes, self.tests = clients, classes, tests or clients
         self.false_accusation, self.share = false_accusation, share
         self.answered = 0
         self.counted: NDArray[np.int32] = np.zeros(rows or clients, dtype=np.int32)
         self.matches: NDArray[np.int32] = np.zeros(rows or clients, dtype=np.int32)
-        self._needed = math.log(clients / false_accusation)
+        self._needed = math.log(self.tests / false_accusation)
         self._at_accusation: dict[int, float] = {}
 
     def add(self, expected: NDArray[Any], answer: int, burned: NDArray[np.intp] = NONE) -> None:
@@ -83,7 +85,7 @@ class Evidence:
 
     @property
     def accused(self) -> list[int]:
-        """The clients that ever reached n/ε, in the order of reaching it. An accusation is final."""
+        """The clients that ever reached tests/ε, in the order of reaching it. An accusation is final."""
         return list(self._at_accusation)
 
     def log_e(self) -> Floats:
@@ -144,8 +146,10 @@ class Company(Evidence):
     array([6.2, 2.2, 2.2])
     """
 
-    def __init__(self, clients: int, classes: int, *, false_accusation: float, share: float = 1.0) -> None:
-        super().__init__(clients, classes, false_accusation=false_accusation, share=share)
+    def __init__(
+        self, clients: int, classes: int, *, false_accusation: float, share: float = 1.0, tests: int | None = None
+    ) -> None:
+        super().__init__(clients, classes, false_accusation=false_accusation, share=share, tests=tests)
         self._log_ratios = np.zeros((clients, len(COLLUDING)))
 
     def now(self) -> Floats:

@@ -13,11 +13,14 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from tramark.errors import BadProof
+from tramark.errors import BadProof, SettingError
 from tramark.evidence.annex import Annex, anchor_of, read_annex
 from tramark.evidence.commitment import Commitment, natural
 from tramark.evidence.dsse import Envelope
+from tramark.evidence.federation import FEDERATION, tests
 from tramark.evidence.findings import AT_MOST, Findings, fingerprint, left_out, same_key, shown, too_weak
+from tramark.evidence.logged import logged
+from tramark.evidence.looks import MOST_LOG_E
 from tramark.evidence.premise import ASSUMED, Premise
 from tramark.evidence.published import (
     check_order,
@@ -33,9 +36,6 @@ from tramark.evidence.statement import read_statement, statement_of
 from tramark.evidence.statistics import p_values
 from tramark.evidence.timestamp import stamped
 
-# JSON has no infinity, and evidence beyond 1e300 convinces nobody more.
-_MOST_LOG_E = 300 * math.log(10)
-
 
 @dataclass(frozen=True)
 class Known:
@@ -48,6 +48,7 @@ class Known:
     at_most : the largest bound on false accusations at which an accusation is taken as proven.
     tokens, authority : time stamps of commitments, and the certificates (PEM) of the authority that made them.
     beacons : values of public beacons that commitments name.
+    log, head : the vault's `log.jsonl`; and a head of it (number of entries, last hash) from elsewhere.
     """
 
     published: Sequence[Commitment] | None = None
@@ -56,6 +57,8 @@ class Known:
     tokens: tuple[bytes, ...] = ()
     authority: bytes | None = None
     beacons: tuple[bytes, ...] = field(default=())
+    log: bytes | None = None
+    head: tuple[int, str] | None = None
 
 
 def verify_statement(statement: bytes, annex: bytes | None = None, known: Known | None = None) -> Findings:
@@ -68,6 +71,8 @@ def verify_statement(statement: bytes, annex: bytes | None = None, known: Known 
     known : what the reader knows from elsewhere.
     """
     known = known or Known()
+    if known.head is not None and known.log is None:
+        raise SettingError("a head of the log is of no use without the log: give both")
     envelope, plain = read_statement(statement)
     for key in known.keys:
         if not any(same_key(key, signer) for signer in envelope.signers()):
@@ -110,17 +115,20 @@ def _proven(plain: Mapping[str, Any], envelope: Envelope, annex: Annex, known: K
     if known.published is not None:
         check_published(links, known.published)
     _check_signer(envelope, links, known.published, plain["predicate"]["time"])
-    weighed = {client: _weighed(client, annex) for client in closed.clients}
-    needed = math.log(case.clients / case.false_accusation)
-    if innocent := [client for client, weight in weighed.items() if weight.log_e < needed]:
+    weighed = {name: _weighed(name, annex) for name in closed.named}
+    needed = math.log(case.tests / case.false_accusation)
+    if innocent := [name for name, weight in weighed.items() if weight.log_e < needed]:
         raise BadProof(f"the evidence does not suffice to accuse {' and '.join(map(repr, innocent))}")
-    joined = [annex.joined[client] for client in closed.clients]
+    joined = [annex.joined[name] for name in closed.named]
     times = stamped(known.tokens, links, known.authority) if known.authority else {}
-    lacks = [*lacking(links, known.published, joined), *too_weak(closed.clients, case.false_accusation, known.at_most)]
+    lacks = [*lacking(links, known.published, joined), *too_weak(closed.named, case.false_accusation, known.at_most)]
     everybody = federation(links, known.published)
-    if weighed and min(weight.log_e for weight in weighed.values()) < math.log(everybody / case.false_accusation):
+    more = math.log(tests(everybody, case.common) / case.false_accusation)
+    if weighed and min(weight.log_e for weight in weighed.values()) < more:
         lacks.append(left_out(everybody, case.clients))
-    lacks += _questions_lack(annex)
+    by_log = logged(known.log, plain, case, links[-1].chosen, known.head) if known.log is not None else ()
+    log_proves = tuple(by_log)
+    lacks += () if log_proves else _questions_lack(annex)
     lacks += _dates_lack(annex, times, joined)
     if plain["predicate"]["simulated"]:
         lacks.append("Anything about a real federation: the vault is a simulation's, whose secret anybody can compute.")
@@ -135,15 +143,15 @@ def _proven(plain: Mapping[str, Any], envelope: Envelope, annex: Annex, known: K
         federation=case.clients,
         classes=case.classes,
         false_accusation_bound=case.false_accusation,
-        needed=case.clients / case.false_accusation,
+        needed=case.tests / case.false_accusation,
         queries=len(case.asked),
         answered=plain["predicate"]["questions"]["answered"],
         matches={client: weight.matches for client, weight in weighed.items()},
-        e_values={client: math.exp(min(weight.log_e, _MOST_LOG_E)) for client, weight in weighed.items()},
+        e_values={client: math.exp(min(weight.log_e, MOST_LOG_E)) for client, weight in weighed.items()},
         p_values={
             client: float(p_values(weight.counted, case.classes)[weight.matches]) for client, weight in weighed.items()
         },
-        proven=tuple(_proofs(annex, envelope, known, weighed, times)),
+        proven=(*_proofs(annex, envelope, known, weighed, times), *log_proves),
         unproven=tuple(_words(plain, annex, known, times)),
         premise=closed.premise,
         lacking=tuple(lacks),
@@ -159,7 +167,7 @@ def _weighed(client: str, annex: Annex) -> Weighed:
     if case.closed is not None and client in case.closed.by_company:
         others = others_of(client, {**annex.accused, **annex.company}, annex.known)
         return in_company(own, annex.known, case.order, others, **sizes)
-    return alone(own, annex.known, case.order, variants=case.variants, **sizes)
+    return alone(own, annex.known, case.order_of(client), variants=case.variants, **sizes)
 
 
 def _check_signer(
@@ -175,13 +183,13 @@ def _check_signer(
 def _questions_lack(annex: Annex) -> Iterator[str]:
     """What lacks if questions were not asked in the committed order, or not counted: both could be picked to fit."""
     case = annex.case
-    if case.order != annex.links[-1].chosen:
+    if case.order != annex.links[-1].chosen and FEDERATION not in annex.accused:
         yield (
             "That the order of the questions was not chosen to fit: it is not that of the commitment, because some "
             "were burned by earlier cases. The vault's log shows it."
         )
     for client, questions in case.burned.items():
-        if questions:
+        if questions and client in annex.accused:
             yield (
                 f"That {len(questions)} questions do not count for {shown(client)} because earlier cases burned them, "
                 "and for no other reason. The vault's log shows it."
@@ -212,17 +220,18 @@ def _proofs(
     for number, time in times.items():
         yield f"Commitment {number} existed on {utc(time.isoformat())}, as the time-stamping authority says."
     yield (
-        f"The {len(case.asked)} inputs that were asked are of the {len(links[-1].chosen)} questions of commitment "
+        f"The {len(case.asked)} inputs that were asked are of the {len(links[-1].in_use)} questions of commitment "
         f"{choice_of(links).number}, in the order of the record, none left out."
     )
     for client, weight in weighed.items():
-        name = shown(client)
+        name = "every client" if client == FEDERATION else shown(client)
+        also = ", or the federation," if case.common else ""
         yield f"The answers shown of {name} are those of commitment {annex.joined[client]}."
         yield (
-            f"{name} was to answer {weight.matches} of {weight.counted} questions as the record says the suspect did. "
-            f"Its e-value reached {math.exp(min(weight.log_e, _MOST_LOG_E)):.3g}, and "
-            f"{case.clients / case.false_accusation:.3g} is needed to accuse one of {case.clients} clients at a bound "
-            f"of {case.false_accusation:g}."
+            f"The model of {name} was to answer {weight.matches} of {weight.counted} questions as the record says the "
+            f"suspect did. The e-value reached {math.exp(min(weight.log_e, MOST_LOG_E)):.3g}, and "
+            f"{case.tests / case.false_accusation:.3g} is needed to accuse one of {case.clients} clients{also} at a "
+            f"bound of {case.false_accusation:g}."
         )
         if _by_chance(client, annex, known, times):
             yield f"The answers of {name} were drawn by the public beacon when the questions were settled already."
@@ -238,21 +247,27 @@ def _words(plain: Mapping[str, Any], annex: Annex, known: Known, times: Mapping[
         f"That the suspect, {shown(case.suspect.words)}, gave these answers, and that it was fed and read as the "
         "record says: ask it again, all inputs are in the annex."
     )
-    yield (
-        f"That this was case {case.number} of the vault, and that its cases have spent an error of {case.spent:g} so "
-        f"far: compare the log's head ({plain['predicate']['log'][0]} entries) with one from another time."
-    )
+    if known.log is None:
+        yield (
+            f"That this was case {case.number} of the vault, and that its cases have spent an error of {case.spent:g} "
+            f"so far: give the vault's log, of which {plain['predicate']['log'][0]} entries count, and a head of it "
+            "from another time."
+        )
     if case.identical:
         yield "That the suspect equals a model that was issued: the vault's log shows it."
-    if closed.clients:
-        if not all(_by_chance(client, annex, known, times) for client in closed.clients):
+    if closed.named:
+        if not all(_by_chance(name, annex, known, times) for name in closed.named):
             yield (
                 "That the answers were drawn at random, and the questions made without a look at them: an operator who "
                 "made questions to fit is not excluded. An unmarked model must not answer as the accused does "
                 "(tramark evidence check-base), and an expert whom both sides trust can see it in the vault."
             )
-        yield "That no more clients would have to be accused, and that no other case of this suspect was kept back."
-        yield "Who made the suspect: it knows the accused's answers, which are in the accused's model and in the vault."
+        if closed.clients:
+            yield "That no more clients would have to be accused, and that no other case of this suspect was kept back."
+            yield "Who made the suspect: it knows the accused's answers, which are in their models and in the vault."
+        else:
+            yield "That no client would have to be accused, and that no other case of this suspect was kept back."
+            yield "Who made the suspect: it knows answers that are in all clients' models and in the vault."
     else:
         yield f"That marked models were issued, and that a leaker's mark survives {closed.premise.words}."
 
@@ -291,6 +306,7 @@ def _claimed(plain: Mapping[str, Any], envelope: Envelope, known: Known) -> Find
         federation=natural(predicate["clients"]),
         classes=natural(predicate["classes"]),
         false_accusation_bound=bound,
+        # Without the annex it is not known whether the federation is one more test.
         needed=natural(predicate["clients"]) / bound,
         queries=natural(predicate["questions"]["queries"]),
         answered=natural(predicate["questions"]["answered"]),

@@ -5,13 +5,14 @@ answers are a secret codeword, uniform on {0 … r-1}^m and independent of every
 innocent client's number of matches with any suspect is Binomial(m, 1/r). **label** (the paper's): client
 i has one question of its own in many variants, and answers all of them with label i.
 
+With code answers the federation has a key of its own, too: common questions, which all clients' models answer alike.
+
 A keyring is a value: joining, leaving and choosing questions return a new one. It stores the secret and a few
 numbers; questions and codewords are derived from them whenever they are asked for.
 """
 
 import hashlib
 import json
-import math
 import secrets
 import warnings
 from collections import Counter
@@ -23,8 +24,10 @@ import torch
 from torch import Tensor
 
 from tramark.errors import SettingError, UnknownClientError
+from tramark.evidence.federation import FEDERATION
 from tramark.keys import streams
 from tramark.keys.pictures import Patterns
+from tramark.keys.sizes import common_in, questions_needed
 from tramark.keys.sources import Normalise, Source, Tokens, for_shape, from_description
 
 Assignment = Literal["code", "label"]
@@ -65,6 +68,7 @@ class Keyring:
     pool : number of candidate questions of which `chosen` are used. Fixed beforehand, so that the choice can
         depend on the model, but never on the answers.
     train_variants, held_out_variants : noisy variants of each question to train on and to trace with.
+    common : questions of the federation's own key, which all clients' models answer alike; different from `chosen`.
     beacons : from which client on (its number in `clients`) answers are shifted by which key (hex) of a public beacon;
         an empty key is that of a value that is not out yet.
     """
@@ -81,6 +85,7 @@ class Keyring:
     chosen: tuple[int, ...] = ()
     departed: frozenset[str] = frozenset()
     beacons: tuple[tuple[int, str], ...] = ()
+    common: tuple[int, ...] = ()
     _rendered: dict[tuple[Part, tuple[int, ...]], Tensor] = field(default_factory=dict, init=False, compare=False)
 
     def __repr__(self) -> str:
@@ -97,6 +102,8 @@ class Keyring:
             raise SettingError("a keyring needs at least one client")
         if twice := [client for client, count in Counter(self.clients).items() if count > 1]:
             raise SettingError(f"two clients with one name: {', '.join(map(repr, twice))}")
+        if FEDERATION in self.clients:
+            raise SettingError(f"no client can be named {FEDERATION!r}: that is the federation's own key")
         if self.classes < 2:
             raise SettingError(f"{self.classes} classes: a model with fewer than two labels cannot answer differently")
         if self.assignment == "label" and len(self.clients) > self.classes:
@@ -104,8 +111,9 @@ class Keyring:
                 f"{len(self.clients)} clients need as many labels, but the model has {self.classes}: use code answers, "
                 f"or enlarge the model's head with extend_head(model, {len(self.clients)}) before training"
             )
-        if self.assignment == "code" and self.pool < self.questions:
-            raise SettingError(f"{self.questions} questions cannot be chosen from a pool of {self.pool}")
+        if self.assignment == "code" and self.pool < self.questions + len(self.common):
+            wanted = self.questions + len(self.common)
+            raise SettingError(f"{wanted} questions cannot be chosen from a pool of {self.pool}")
         if min(self.questions, self.train_variants, self.held_out_variants) < 1:
             raise SettingError("there must be at least one question, one variant to train on and one held out")
 
@@ -121,6 +129,7 @@ class Keyring:
         assignment: Assignment = "code",
         questions: int | None = None,
         pool: int | None = None,
+        common: int | None = None,
         train_variants: int | None = None,
         held_out_variants: int | None = None,
         secret: bytes | None = None,
@@ -129,7 +138,9 @@ class Keyring:
 
         Without `source`, questions are made for `input_shape`, and `normalise` is the (mean, std), as one number each
         or one a channel, with which clients normalise pictures of values between 0 and 1. Without `questions`, there
-        are as many as `questions_needed` says. Without `secret`, a fresh one comes from the operating system.
+        are as many as `questions_needed` says. `common` is how many the federation's own key has: without it, enough
+        for three convictions, as far as the pool has them. Both are the most; a server uses as many as its model
+        bears. Without `secret`, a fresh one comes from the operating system.
         """
         if source is None:
             if input_shape is None:
@@ -147,6 +158,11 @@ class Keyring:
         count = questions or (questions_needed(len(clients), classes) if code else 1)
         # Of many tokens few are rare in the clients' texts, and candidates cost little.
         candidates = 2000 if isinstance(source, Tokens) else 640
+        pool = pool or (max(candidates, 10 * count) if code else classes)
+        if common is None:
+            common = common_in(pool - count, len(clients), classes) if code else 0
+        elif common and not code:
+            raise SettingError("label answers have no common questions: each client has a question of its own")
         return cls(
             secret=secret or secrets.token_bytes(32),
             clients=tuple(clients),
@@ -154,10 +170,11 @@ class Keyring:
             source=source,
             assignment=assignment,
             questions=count if code else 1,
-            pool=pool or (max(candidates, 10 * count) if code else classes),
+            pool=pool,
             train_variants=train_variants or (2 if code else 100),
             held_out_variants=held_out_variants or (4 if code else 100),
             chosen=tuple(range(count)) if code else (),
+            common=tuple(range(count, count + common)),
         )
 
     @property
@@ -178,30 +195,41 @@ class Keyring:
         self._check(client)
         return replace(self, departed=self.departed | {client})
 
-    def choose(self, questions: Iterable[int], pictures: Tensor | None = None) -> Self:
+    def choose(
+        self, questions: Iterable[int], pictures: Tensor | None = None, *, common: Iterable[int] | None = None
+    ) -> Self:
         """The keyring with other questions of the pool in use (code answers only).
 
-        `pictures` (questions × C × H × W bytes) are shown instead of what the secret says; questions without are as
-        drawn.
+        `common` are those of the federation's own key: without it, those that it had and that are not chosen now.
+        `pictures` (questions, then common ones × C × H × W bytes) are shown instead of what the secret says; questions
+        without are as drawn.
         """
         chosen = tuple(int(q) for q in questions)
+        kept = [q for q in self.common if q not in chosen] if common is None else [int(q) for q in common]
+        used = (*chosen, *kept)
         if self.assignment != "code":
             raise SettingError("label answers have one question per client: there is nothing to choose")
-        if not chosen or len(set(chosen)) < len(chosen) or not set(chosen) <= set(range(self.pool)):
+        if not chosen or len(set(used)) < len(used) or not set(used) <= set(range(self.pool)):
             raise SettingError(f"choose different questions of the {self.pool} in the pool, one at least")
+        other = replace(self, questions=len(chosen), chosen=chosen, common=tuple(kept))
         if isinstance(self.source, Patterns):
-            own = {} if pictures is None else dict(zip(chosen, pictures, strict=True))
-            return replace(self, questions=len(chosen), chosen=chosen, source=self.source.retouch(own))
+            own = {} if pictures is None else dict(zip(used, pictures, strict=True))
+            return replace(other, source=self.source.retouch(own))
         if pictures is not None:
             raise SettingError(f"questions made by {type(self.source).__name__} cannot be retouched: only Patterns can")
-        return replace(self, questions=len(chosen), chosen=chosen)
+        return other
+
+    @property
+    def in_use(self) -> tuple[int, ...]:
+        """All questions that models are taught: the clients', then the common ones."""
+        return (*self.chosen, *self.common)
 
     @property
     def pictures(self) -> Tensor | None:
         """The questions in use without noise (questions × C × H × W bytes); None if they are not patterns."""
         if self.assignment == "label" or not isinstance(self.source, Patterns):
             return None
-        return torch.stack([self.source.picture(self.secret, question) for question in self.chosen])
+        return torch.stack([self.source.picture(self.secret, question) for question in self.in_use])
 
     def key(self, client: str) -> Key:
         """A client's questions and answers."""
@@ -212,6 +240,24 @@ class Keyring:
         number = self.clients.index(client)
         return Key(client, self.chosen, tuple(self.codebook(clients=slice(number, number + 1))[0].tolist()))
 
+    @property
+    def common_key(self) -> Key:
+        """The federation's own key; it is empty if there are no common questions."""
+        return Key(FEDERATION, self.common, self.common_answers(self.common))
+
+    def common_answers(self, questions: Sequence[int]) -> tuple[int, ...]:
+        """The federation's own answers to questions of the pool."""
+        symbols = self._drawn(self.secret, [FEDERATION], questions)
+        if self.beacons:
+            # The beacon that counts is the one with which the questions were settled.
+            symbols += self._drawn(_revealed(self.beacons[0][1]), [FEDERATION], questions)
+        return tuple((symbols % self.classes)[0].tolist())
+
+    def taught(self, client: str) -> Key:
+        """All that a client's model is taught: the client's own answers, then the common ones."""
+        own, common = self.key(client), self.common_key
+        return Key(client, own.questions + common.questions, own.answers + common.answers)
+
     def codebook(self, questions: Sequence[int] | None = None, *, clients: slice = slice(None)) -> Tensor:
         """Everyone's answers to `questions` of the pool (those in use, unless told): clients × questions.
 
@@ -220,19 +266,16 @@ class Keyring:
         if self.assignment == "label":
             raise SettingError("label answers have no codebook: each client has a question of its own")
         asked, rows = self.chosen if questions is None else questions, range(len(self.clients))[clients]
-        symbols = self._drawn(self.secret, rows, asked)
+        symbols = self._drawn(self.secret, self.clients[clients], asked)
         # Each beacon's key counts from its first client on, until the next one's.
         for (first, key), (end, _) in zip(self.beacons, (*self.beacons[1:], (len(self.clients), "")), strict=False):
             shifted = [place for place, row in enumerate(rows) if first <= row < end]
-            if shifted and not key:
-                raise SettingError("answers wait for the value of a public beacon: reveal it in the vault first")
             if shifted:
-                symbols[shifted] += self._drawn(bytes.fromhex(key), [rows[place] for place in shifted], asked)
+                symbols[shifted] += self._drawn(_revealed(key), [self.clients[rows[place]] for place in shifted], asked)
         return symbols % self.classes
 
-    def _drawn(self, secret: bytes, rows: Sequence[int], questions: Sequence[int]) -> Tensor:
-        """Symbols for clients (by number) and any questions of the pool: clients × questions."""
-        names = [self.clients[row] for row in rows]
+    def _drawn(self, secret: bytes, names: Sequence[str], questions: Sequence[int]) -> Tensor:
+        """Symbols for names and any questions of the pool: names × questions."""
         return streams.codewords(secret, names, questions, length=self.pool, symbols=self.classes)
 
     def variants(self, part: Part) -> range:
@@ -276,9 +319,10 @@ class Keyring:
     def to_dict(self) -> dict[str, Any]:
         """Everything, secret included, as plain values. For a vault, never for a log."""
         plain = {one.name: getattr(self, one.name) for one in fields(self) if one.init and one.name != "source"}
-        if not self.beacons:
+        for later in ("beacons", "common"):
             # Keyrings of early versions have none: their fingerprints must not change.
-            del plain["beacons"]
+            if not plain[later]:
+                del plain[later]
         return plain | {
             "secret": self.secret.hex(),
             "triggers": self.source.describe(),
@@ -297,6 +341,7 @@ class Keyring:
                 "chosen": tuple(plain["chosen"]),
                 "departed": frozenset(plain["departed"]),
                 "beacons": tuple((first, key) for first, key in plain.get("beacons", ())),
+                "common": tuple(plain.get("common", ())),
                 "source": from_description(plain["triggers"], images=images),
             }
         )
@@ -306,31 +351,8 @@ class Keyring:
             raise UnknownClientError(f"no client {client!r} in the keyring")
 
 
-def questions_needed(clients: int, classes: int, *, false_accusation: float = 1e-6) -> int:
-    """Enough questions that a quarter of the answers, matched, would convict one of `clients` at the bound.
-
-    A match is worth at most a factor of `classes` in evidence, and clients · 1/bound of it is wanted.
-
-    >>> questions_needed(10, 10), questions_needed(10, 2), questions_needed(100, 200)
-    (32, 96, 16)
-    """
-    matches = math.ceil(math.log(max(clients, 10) / false_accusation) / math.log(max(classes, 2)))
-    return max(16, 8 * math.ceil(4 * matches / 8))
-
-
-def questions_at_least(clients: int, classes: int, *, false_accusation: float = 1e-6) -> int:
-    """So few questions that a model in which 60 % of the marks survive is still convicted among `clients` at the bound.
-
-    The other answers are right by chance, one in `classes`.
-
-    >>> questions_at_least(10, 10), questions_at_least(10, 2), questions_at_least(100, 200)
-    (16, 72, 12)
-    """
-    chance, survive = 1 / classes, 0.6
-    count = 12
-    while True:
-        matches = range(math.ceil(count * (survive + (1 - survive) * chance)), count + 1)
-        tail = sum(math.comb(count, k) * chance**k * (1 - chance) ** (count - k) for k in matches)
-        if max(clients, 10) * tail <= false_accusation:
-            return count
-        count += 4
+def _revealed(key: str) -> bytes:
+    """The key (hex) of a beacon's shifts, if its value is out."""
+    if not key:
+        raise SettingError("answers wait for the value of a public beacon: reveal it in the vault first")
+    return bytes.fromhex(key)

@@ -55,7 +55,8 @@ class GradientSteps:
     ) -> tuple[Keyring, Plan]:
         region = smallest_weights(fleet.base, fleet.layout, self.ratio, per_tensor=self.per_tensor)
         fleet.settle(region, region.take(fleet.base).repeat(len(fleet.clients), 1))
-        return keyring, Plan()
+        # Nothing measures whether the region bears more than the clients' questions.
+        return keyring.choose(keyring.chosen, common=()) if keyring.common else keyring, Plan()
 
     def steer(self, plan: Plan, made: Made, survived: Survived) -> Plan:
         return plan

@@ -54,7 +54,7 @@ class AnswerSheet:
 
     @classmethod
     def of(cls, keyring: Keyring, clients: Sequence[str], device: torch.device) -> "AnswerSheet":
-        keys = [keyring.key(client) for client in clients]
+        keys = [keyring.taught(client) for client in clients]
         numbers = sorted({q for key in keys for q in key.questions})
         column = {q: i for i, q in enumerate(numbers)}
         answers = torch.full((len(clients), len(numbers)), -1)

@@ -14,8 +14,9 @@ from tramark.fleet.drift import Drift
 from tramark.fleet.fleet import Fleet
 from tramark.fleet.moments import Moment
 from tramark.fleet.scratch import device_of, loaded
-from tramark.keys.keyring import Keyring, questions_at_least
+from tramark.keys.keyring import Keyring
 from tramark.keys.pictures import Patterns
+from tramark.keys.sizes import common_needed, questions_at_least
 from tramark.marks.control import DEAR, FREE, LEAST, MOST, RESERVE
 from tramark.marks.directions import fewer_positions, tell_apart
 from tramark.marks.draft import LOOKED_AT, Draft
@@ -98,29 +99,36 @@ def choose(ground: Ground, keyring: Keyring, layers: Sequence[str], retouch_step
     """The layer in which marks that outlive training cost least, and the keyring with as many questions as it bears.
 
     If it does not bear all questions, fewer are tried, down to as many as the bound needs if most answers survive. The
-    order of the questions is that in which the layer tells them apart, and fewer are the first of them.
+    order of the questions is that in which the layer tells them apart, and fewer are the first of them. The clients'
+    questions come first. Common ones are added if marks that the task does not feel bear them: enough for several
+    convictions, or else for one.
     """
     with loaded(ground.model, ground.fleet):
         calm = _calm(ground.model, keyring)
-    most, best = keyring.questions, None
+    most, best, more = keyring.questions, None, len(keyring.common)
     for layer in layers:
-        order = _told_apart(ground, layer, keyring, calm, most)
-        tried = _try(ground, layer, keyring.choose(order))
+        order = _told_apart(ground, layer, keyring, calm, most + more)
+        tried = _try(ground, layer, keyring.choose(order[:most], common=()))
         if best is None or tried.price < best.price:
-            best = tried
+            best, common = tried, order[most:]
         if best.price <= FREE:
             # Good enough: the others are not looked at.
             break
     assert best is not None
     least = min(most, questions_at_least(len(keyring.clients), keyring.classes))
-    for count in sorted({most, round((most * least) ** 0.5), least}, reverse=True):
-        plain = keyring.choose(best.questions[:count])
+    once = min(more, common_needed(len(keyring.clients), keyring.classes))
+    # Retouching brings prices down, but not without limits.
+    extra = sorted({more, once} - {0}, reverse=True) if best.price <= 10 * DEAR else []
+    sizes = [(most, added, FREE) for added in extra]
+    sizes += [(count, 0, DEAR) for count in sorted({most, round((most * least) ** 0.5), least}, reverse=True)]
+    for count, added, limit in sizes:
+        plain = keyring.choose(best.questions[:count], common=common[:added])
         chosen = _retouched(ground, best.layer, plain, retouch_steps)
-        if chosen is not plain or count < most:
-            best = _try(ground, best.layer, chosen)
-        if best.price <= DEAR:
+        same = chosen is plain and (count, added) == (most, 0)
+        tried = best if same else _try(ground, best.layer, chosen)
+        if tried.price <= limit:
             break
-    return best, chosen
+    return tried, chosen
 
 
 def _retouched(ground: Ground, layer: str, keyring: Keyring, steps: int) -> Keyring:
@@ -132,7 +140,7 @@ def _retouched(ground: Ground, layer: str, keyring: Keyring, steps: int) -> Keyr
         better = retouch(
             ground.model, layer, *ground.ridge(layer), pictures, source.prepare, noise=source.noise, steps=steps
         )
-    return keyring.choose(keyring.chosen, better)
+    return keyring.choose(keyring.chosen, better, common=keyring.common)
 
 
 def _calm(model: nn.Module, keyring: Keyring) -> Tensor:
@@ -142,7 +150,8 @@ def _calm(model: nn.Module, keyring: Keyring) -> Tensor:
         for inputs in _rendered(keyring, range(keyring.pool), device_of(model)):
             logits = model(inputs).float()
             opinions.append(logits.amax(1) - logits.mean(1))
-    return torch.cat(opinions).argsort()[: max(keyring.pool // CALM, 2 * keyring.questions)].cpu()
+    kept = max(keyring.pool // CALM, 2 * keyring.questions, len(keyring.in_use))
+    return torch.cat(opinions).argsort()[:kept].cpu()
 
 
 def _told_apart(ground: Ground, layer: str, keyring: Keyring, calm: Tensor, count: int) -> list[int]:
@@ -160,7 +169,7 @@ def _told_apart(ground: Ground, layer: str, keyring: Keyring, calm: Tensor, coun
 
 def looked_at(keyring: Keyring, device: torch.device) -> Tensor:
     """Candidate questions to see costs on, as the model is fed them: none of those in use."""
-    used = set(keyring.chosen)
+    used = set(keyring.in_use)
     free = [question for question in range(keyring.pool) if question not in used][:LOOKED_AT]
     return next(_rendered(keyring, free, device))
 
@@ -207,9 +216,9 @@ def _left(
 
 def _nobodys(keyring: Keyring, device: torch.device) -> AnswerSheet:
     """The questions in use with answers that are nobody's."""
-    generator = torch.Generator().manual_seed(len(keyring.chosen))
-    answers = torch.randint(keyring.classes, (NOBODIES, len(keyring.chosen)), generator=generator)
-    return AnswerSheet.asking(keyring, sorted(keyring.chosen), answers, device)
+    generator = torch.Generator().manual_seed(len(keyring.in_use))
+    answers = torch.randint(keyring.classes, (NOBODIES, len(keyring.in_use)), generator=generator)
+    return AnswerSheet.asking(keyring, sorted(keyring.in_use), answers, device)
 
 
 def _rendered(keyring: Keyring, questions: Sequence[int] | range, device: torch.device) -> Iterator[Tensor]:

@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 from tramark import __version__
 from tramark.evidence.dsse import Envelope
+from tramark.evidence.federation import tests
 from tramark.evidence.findings import Findings
 from tramark.evidence.published import utc
 from tramark.evidence.statistics import NO_ANSWER
@@ -125,7 +126,10 @@ def report_page(
         questions=keyring.questions,
         assignment=keyring.assignment,
         bound=bound,
-        needed=None if bound is None else clients / bound,
+        needed=None if bound is None else tests(clients, keyring.common) / bound,
+        tests=tests(clients, keyring.common),
+        common=len(keyring.common),
+        federation=verdict.federation,
         accused=verdict.clients,
         by_company=verdict.by_company,
         premise=verdict.premise.words,
@@ -162,7 +166,7 @@ def _evidence(verdict: Verdict, keyring: Keyring) -> dict[str, Any] | None:
         "rest": clients - len(verdict.clients),
         "band": clients > LINES,
         "second_look": any(look.queries[0] for look in looks),
-        "chart": Markup(evidence_chart(looks, verdict.clients, needed=clients / bound)),
+        "chart": Markup(evidence_chart(looks, verdict.clients, needed=tests(clients, keyring.common) / bound)),
     }
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from decimal import Decimal
 
 from tramark.evidence.looks import POWER
+from tramark.evidence.published import utc
 from tramark.tracing.verdict import Verdict
 
 
@@ -23,6 +24,12 @@ def verdict_sentence(verdict: Verdict) -> tuple[str, str]:
             f"The probability that a trace like this names any client without whose model the suspect was made is at "
             f"most {percent(bound)}."
         )
+    if verdict.finding == "federation":
+        assert bound is not None
+        return "This model comes from this federation; no client can be named.", (
+            "It gives answers that all clients’ models were taught, and the unmarked model was not. The probability "
+            f"that a trace like this says so of a model made without any of theirs is at most {percent(bound)}."
+        )
     if verdict.finding == "nobody":
         seen = (
             "No client’s question is answered as its mark would have it."
@@ -37,7 +44,7 @@ def verdict_sentence(verdict: Verdict) -> tuple[str, str]:
 
 
 def facts(verdict: Verdict) -> list[str]:
-    """What is known beside the verdict, in sentences: that the suspect was issued as it is, and the life of the vault.
+    """What is known beside the verdict, in sentences: that the suspect was issued as it is, and about the vault.
 
     A model that everybody got, or that had no mark, accuses nobody.
     """
@@ -52,6 +59,15 @@ def facts(verdict: Verdict) -> list[str]:
         sentences.append(
             f"This is the {ordinal(verdict.case.number)} trace with this vault. Over all of them, the probability that "
             f"any innocent client is accused is at most {percent(verdict.case.spent)}."
+        )
+    sentences += [
+        f"This vault was restored from a backup on {utc(time)}: earlier cases may be missing, with the error that they "
+        "spent and the questions that they burned."
+        for time in verdict.restored
+    ]
+    if verdict.simulated:
+        sentences.append(
+            "This vault is simulated: its secret follows from the seed, so nothing is proven about a real federation."
         )
     return sentences
 

@@ -1,20 +1,21 @@
 """A trace as a case of a vault: opened before the first question, kept answer by answer, closed with the verdict."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from torch import nn
 
 from tramark.errors import Damaged, SettingError
 from tramark.evidence.case import RULE, Case, Suspected
 from tramark.evidence.commitment import canonical
-from tramark.evidence.looks import Query, weigh
+from tramark.evidence.federation import FEDERATION
+from tramark.evidence.looks import Query
 from tramark.keys.keyring import Keyring
 from tramark.suspects.base import Suspect
-from tramark.tracing.codebook import burned_rows, codebook_of
 from tramark.tracing.interview import Step
 from tramark.tracing.suspected import as_issued, conventions_of, suspected_of
 from tramark.tracing.verdict import Verdict
+from tramark.tracing.weighing import Plan, weigh_all
 from tramark.vault.cases import Casework
 from tramark.vault.store import Vault
 
@@ -40,10 +41,10 @@ class Record:
 
     def close(self, verdict: Verdict) -> Case:
         """Close the case. Whoever runs a remote suspect that carries a mark knows all that it was asked and said."""
-        seen = verdict.clients if self.case.suspect.remote else ()
+        seen = seen_by(self.case, verdict.clients, ours=verdict.finding == "federation")
         return self.work.close(
             self.case,
-            dict.fromkeys(seen, self.case.questions),
+            seen if self.case.suspect.remote else {},
             finding=verdict.finding,
             clients=verdict.clients,
             by_company=verdict.by_company,
@@ -51,6 +52,14 @@ class Record:
             not_cleared=verdict.not_cleared,
             power=verdict.power,
         )
+
+
+def seen_by(case: Case, accused: Collection[str], *, ours: bool) -> dict[str, tuple[int, ...]]:
+    """What the suspect of a case learnt if it carries some marks: by client, and for the federation, the questions."""
+    common = tuple(question for question in case.questions if question in case.common)
+    own = tuple(question for question in case.questions if question not in case.common)
+    # Whoever carries a client's mark carries the common one, too.
+    return dict.fromkeys(accused, own) | ({FEDERATION: common} if common and (accused or ours) else {})
 
 
 def begin(
@@ -89,6 +98,7 @@ def begin(
         variants=keyring.held_out_variants,
         # What is burned is known to those who saw it, so the order tells them nothing.
         order=tuple(sorted(keyring.chosen, key=lambda question: times[question])),
+        common=keyring.common,
         burned=burned,
         identical=as_issued(suspect, vault.log()),
     )
@@ -118,19 +128,16 @@ def _burn_unfinished(work: Casework, keyring: Keyring, *, but: int | None) -> No
     """Burn what remote suspects of unfinished cases were asked, for whomever their answers accuse already."""
     for case in work.all():
         if case.closed is None and case.suspect.remote and case.rule == RULE and case.number != but:
-            looks = weigh(
+            looks = weigh_all(
                 replay({(one.question, one.variant): one.answer for one in case.asked}),
-                codebook_of(keyring, case.order)[: case.clients],
-                case.order,
-                variants=case.variants,
-                clients=case.clients,
-                classes=case.classes,
+                keyring,
+                Plan.of(case),
                 false_accusation=case.false_accusation,
-                burned=burned_rows(keyring, case.burned),
                 exhaustive=True,
             )
-            accused = {keyring.clients[row] for look in looks for row in look.accused}
-            work.mark_burned(case.number, dict.fromkeys(accused, case.questions), "an unfinished case")
+            accused = {keyring.clients[row] for look in looks.clients for row in look.accused}
+            ours = any(look.accused for look in looks.federation)
+            work.mark_burned(case.number, seen_by(case, accused, ours=ours), "an unfinished case")
 
 
 def replay(known: dict[Query, int]) -> Callable[[Sequence[Query]], Iterator[int]]:

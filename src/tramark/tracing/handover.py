@@ -20,6 +20,7 @@ from tramark.evidence.annex import FORMAT, encrypted, read_annex
 from tramark.evidence.case import RULE, Case
 from tramark.evidence.commitment import canonical
 from tramark.evidence.dsse import Envelope
+from tramark.evidence.federation import FEDERATION
 from tramark.evidence.findings import Findings
 from tramark.evidence.looks import Query
 from tramark.evidence.reweigh import in_company, others_of
@@ -86,7 +87,7 @@ def make_annex(vault: "Vault", case: Case) -> bytes:
     asked: dict[int, list[int]] = {}
     for one in case.asked:
         asked.setdefault(one.question, []).append(keyring.variants("held-out")[one.variant])
-    own = {client: [q for q in asked if q not in case.burned.get(client, ())] for client in closed.clients}
+    own = {name: case.counted(name) for name in closed.named}
     inputs = [keyring.asked(one.question, one.variant).numpy() for one in case.asked]
     annex = canonical(
         {
@@ -96,7 +97,7 @@ def make_annex(vault: "Vault", case: Case) -> bytes:
             "inputs": [base64.b64encode(raw.tobytes()).decode() for raw in inputs],
             "commitments": [link.to_dict() for link, _ in chain],
             "questions": commit.open_questions(keyring, asked, chain)[0],
-            "answers": [commit.open_answers(keyring, client, own[client], chain) for client in closed.clients],
+            "answers": [commit.open_answers(keyring, name, own[name], chain) for name in closed.named],
             "company": [
                 commit.open_answers(keyring, client, questions, chain)
                 for client, questions in _company(keyring, case, own).items()
@@ -117,10 +118,9 @@ def make_annex(vault: "Vault", case: Case) -> bytes:
 def _redacted(case: Case) -> Case:
     """The record without what it says of clients that are not accused."""
     assert case.closed is not None
-    accused = case.closed.clients
     return replace(
         case,
-        burned={client: case.burned[client] for client in accused if case.burned.get(client)},
+        burned={name: case.burned[name] for name in {*case.closed.named, FEDERATION} if case.burned.get(name)},
         identical=tuple(replace(one, clients=() if one.everybody else one.clients) for one in case.identical),
         closed=replace(case.closed, not_cleared=()),
     )
@@ -153,7 +153,7 @@ def _company(keyring: "Keyring", case: Case, own: Mapping[str, Sequence[int]]) -
     if not convicted:
         return {}
     known: dict[Query, int] = {(one.question, one.variant): one.answer for one in case.asked}
-    questions = [q for q in case.questions if 0 <= known.get((q, 0), -1) < case.classes]
+    questions = [q for q in case.order if 0 <= known.get((q, 0), -1) < case.classes]
     everybody = keyring.clients[: case.clients]
     book = keyring.codebook(questions, clients=slice(case.clients))
     answers = {
@@ -172,7 +172,7 @@ def _company(keyring: "Keyring", case: Case, own: Mapping[str, Sequence[int]]) -
         for question in kept:
             for client in wanted[question]:
                 shown[client] = {**shown.get(client, {}), question: answers[client][question]}
-        needed = math.log(case.clients / case.false_accusation)
+        needed = math.log(case.tests / case.false_accusation)
         sizes = {"clients": case.clients, "classes": case.classes}
         return all(
             in_company(opened[client], known, case.order, others_of(client, shown, known), **sizes).log_e >= needed

@@ -2,12 +2,14 @@
 
 With code answers, the questions are asked in a fixed order, first one held-out variant of each. If that accuses
 nobody, the other variants of a few questions follow, and of all questions if they change any answer; each question
-counts once, by the plurality of its answers. Until somebody is accused, what is asked, and for how long, depends on no
-codeword (docs/evidence.md). `labels` has the rules without a bound. A trace with a vault is a case of that vault
-(`casework`); a trace with a keyring alone leaves no record and no evidence.
+counts once, by the plurality of its answers. If no client is accused, the questions of the federation's own key follow.
+Until somebody is accused, what is asked, and for how long, depends on no codeword (docs/evidence.md). `labels` has the
+rules without a bound. A trace with a vault is a case of that vault (`casework`); a trace with a keyring alone leaves no
+record and no evidence.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -15,16 +17,16 @@ from torch import nn
 
 from tramark.errors import SettingError, SuspectError
 from tramark.evidence.case import HINTS, RULE, Suspected
-from tramark.evidence.looks import conclude, weigh
+from tramark.evidence.looks import MOST_LOG_E, conclude
 from tramark.evidence.premise import ASSUMED, Premise
 from tramark.keys.keyring import Keyring
 from tramark.suspects.base import Suspect
 from tramark.suspects.module import Function, suspect_of
 from tramark.tracing.casework import Record, begin
-from tramark.tracing.codebook import burned_rows, codebook_of
 from tramark.tracing.interview import Interview, Step
 from tramark.tracing.labels import by_accuracy, by_rank
-from tramark.tracing.verdict import Verdict
+from tramark.tracing.verdict import Ours, Verdict
+from tramark.tracing.weighing import Plan, weigh_all
 from tramark.vault.store import Vault
 
 Rule = Literal["default", "paper"]
@@ -89,14 +91,14 @@ def trace(
             keep=record.keep if record else None,
             transcript=[Step(*asked[:3]) for asked in record.case.asked] if record else (),
         )
-        order, burned = (record.case.order, record.case.burned) if record else (keyring.chosen, {})
+        plan = Plan.of(record.case if record else keyring)
         try:
             if rule == "paper":
                 verdict = by_accuracy(interview)
             elif keyring.assignment == "label":
                 verdict = by_rank(interview, references)
             else:
-                verdict = _by_evidence(interview, order, burned, false_accusation, exhaustive, premise.surviving)
+                verdict = _by_evidence(interview, plan, false_accusation, exhaustive, premise.surviving)
         except SuspectError as error:
             error.transcript, error.case = interview.transcript, record.case.number if record else None
             raise
@@ -129,30 +131,17 @@ def trace(
         except BaseException:
             record.flush()
             raise
-        return replace(verdict, case=record.close(verdict))
+        restored = tuple(entry["time"] for entry in keys.log() if entry["event"] == "restored")
+        return replace(verdict, case=record.close(verdict), simulated=keys.simulated, restored=restored)
 
 
 def _by_evidence(
-    interview: Interview,
-    order: Sequence[int],
-    burned: Mapping[str, Sequence[int]],
-    false_accusation: float,
-    exhaustive: bool,
-    surviving: float,
+    interview: Interview, plan: Plan, false_accusation: float, exhaustive: bool, surviving: float
 ) -> Verdict:
     keyring = interview.keyring
-    looks = weigh(
-        interview.answers,
-        codebook_of(keyring, order),
-        order,
-        variants=keyring.held_out_variants,
-        clients=len(keyring.clients),
-        classes=keyring.classes,
-        false_accusation=false_accusation,
-        burned=burned_rows(keyring, burned),
-        exhaustive=exhaustive,
-    )
-    outcome, transcript = conclude(looks, surviving), interview.transcript
+    looks = weigh_all(interview.answers, keyring, plan, false_accusation=false_accusation, exhaustive=exhaustive)
+    outcome, transcript = conclude(looks.clients, surviving, looks.federation), interview.transcript
+    ours = outcome.federation
     e_values, p_values = (
         dict(zip(keyring.clients, values.tolist(), strict=True)) for values in (outcome.e_values, outcome.shown.p())
     )
@@ -169,4 +158,13 @@ def _by_evidence(
         transcript=transcript,
         by_company=tuple(keyring.clients[i] for i in outcome.by_company),
         not_cleared=tuple(keyring.clients[i] for i in outcome.not_cleared),
+        federation=None
+        if ours is None
+        else Ours(
+            bool(ours.accused),
+            math.exp(min(float(ours.log_e()[0]), MOST_LOG_E)),
+            float(ours.p()[0]),
+            int(ours.matches[0]),
+            ours.answered,
+        ),
     )

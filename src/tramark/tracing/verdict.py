@@ -10,14 +10,30 @@ from tramark.tracing.interview import Step
 
 
 @dataclass(frozen=True)
+class Ours:
+    """The evidence that a suspect comes from the federation: `named` if it suffices.
+
+    `e_value`, `p_value`, `matches` and `answered` are those of the federation's own key.
+    """
+
+    named: bool
+    e_value: float
+    p_value: float
+    matches: int
+    answered: int
+
+
+@dataclass(frozen=True)
 class Verdict:
     """Whose mark the suspect carries, or that nobody's was found, and the evidence for it.
 
     Parameters
     ----------
-    finding : "client" or "several" if `clients` are accused, "nobody", or "inconclusive".
+    finding : "client" or "several" if `clients` are accused, "federation" if the suspect comes from the federation but
+        no client can be named, "nobody", or "inconclusive".
     false_accusation_bound : on the probability that anybody innocent is accused; None if the rule has none.
-    e_values : everybody's evidence; at n / bound a client is accused. For the accused, as it stood then.
+    e_values : everybody's evidence; at tests / bound a client is accused, where there are as many tests as clients, and
+        one more if the federation has a key of its own. For the accused, as it stood then.
     p_values : P(an innocent matches as often), as if the number of answers had been fixed beforehand.
     matches, answered : everybody's matches among the questions that got an answer.
     power : if nobody is accused, how surely a leaker would be whose mark survives as the premise has it.
@@ -26,6 +42,9 @@ class Verdict:
     premise : what was known, or assumed, of the marks that were issued.
     not_cleared : if the finding is "nobody", clients of whom too many questions are burned to clear them.
     case : the record in the vault; None for a trace with a keyring alone.
+    federation : the evidence from the federation's own key; None if that was not asked about.
+    simulated : whether the vault is a simulation's, whose secret follows from the seed.
+    restored : when the vault was restored from backups (ISO 8601).
     """
 
     finding: Finding
@@ -42,6 +61,9 @@ class Verdict:
     premise: Premise = ASSUMED
     not_cleared: tuple[str, ...] = ()
     case: Case | None = field(default=None, repr=False)
+    federation: Ours | None = None
+    simulated: bool = False
+    restored: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The main results as plain values."""
@@ -55,7 +77,10 @@ class Verdict:
             "power": self.power,
             "premise": asdict(self.premise),
             "not_cleared": list(self.not_cleared),
+            "federation": None if self.federation is None else asdict(self.federation),
             "case": None if self.case is None else self.case.number,
             "spent": None if self.case is None else self.case.spent,
             "identical": [] if self.case is None else [asdict(one) for one in self.case.identical],
+            "simulated": self.simulated,
+            "restored": list(self.restored),
         }

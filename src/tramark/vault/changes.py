@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from tramark.errors import VaultError
 from tramark.vault.log import Entry
 
-_MAY_CHANGE = {"clients", "departed", "chosen", "questions", "triggers", "beacons"}
+_MAY_CHANGE = {"clients", "departed", "chosen", "questions", "triggers", "beacons", "common"}
 
 
 class Changes(NamedTuple):
@@ -32,8 +32,12 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Changes:
         raise VaultError("this is another keyring: only its clients and its choice of questions may change")
     retouched = pictures != new_pictures
     committed: list[Entry] = [{"event": "client-joined", "client": client} for client in new["clients"][len(known) :]]
-    if new["chosen"] != old["chosen"] or retouched:
-        committed.append({"event": "questions-chosen", "questions": new["chosen"]})
+    common, had = new.get("common", []), old.get("common", [])
+    if common and not had:
+        raise VaultError("a vault's federation has a key of its own from the beginning, or none: make a new vault")
+    if new["chosen"] != old["chosen"] or common != had or retouched:
+        chosen: Entry = {"event": "questions-chosen", "questions": new["chosen"]}
+        committed.append(chosen | ({"common": common} if common else {}))
     away, gone = set(old["departed"]), set(new["departed"])
     noted: list[Entry] = [{"event": "client-joined", "client": client} for client in sorted(away - gone)]
     noted += [{"event": "client-left", "client": client} for client in sorted(gone - away)]

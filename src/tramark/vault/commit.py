@@ -24,6 +24,7 @@ from tramark.evidence.commitment import (
     sign,
     variant_leaf,
 )
+from tramark.evidence.federation import FEDERATION
 from tramark.evidence.merkle import MerkleTree
 from tramark.vault.files import pretty
 
@@ -100,14 +101,16 @@ def commit(
     """
     first = sum(after.clients) if after else 0
     clients = keyring.clients[first:]
-    if after and not clients and keyring.chosen == after.chosen and not retouched:
+    same = after is not None and (keyring.chosen, keyring.common) == (after.chosen, after.common)
+    if same and not clients and not retouched:
         raise ValueError("nobody has joined since the last commitment, and no other questions were chosen")
     if keyring.assignment == "label":
         questions: Sequence[int] = range(first, len(keyring.clients))
     else:
-        questions = range(keyring.pool) if after is None else keyring.chosen if retouched else ()
+        questions = range(keyring.pool) if after is None else keyring.in_use if retouched else ()
     leaves = [answers_of(keyring, client).top_leaf for client in clients]
     leaves += [variants_of(keyring, question).top_leaf for question in questions]
+    leaves += [answers_of(keyring, FEDERATION).top_leaf] if after is None and keyring.common else []
     unsigned = Commitment(
         vault=vault,
         number=after.number + 1 if after else 1,
@@ -122,6 +125,7 @@ def commit(
         public_key=public_key(key),
         simulated=after.simulated if after else simulated,
         beacon=beacon,
+        common=keyring.common,
     )
     return replace(unsigned, signature=sign(key, "commitment", unsigned.body)), leaves
 
@@ -154,8 +158,12 @@ def prove_answers(
     keyring: "Keyring", client: str, questions: Iterable[int], commitment: Commitment, leaves: Sequence[bytes]
 ) -> dict[str, Any]:
     """Open a client's answers to `questions`, and nothing else, as plain values for `verify_answers`."""
-    index = keyring.clients.index(client) - commitment.clients[0]
-    if not 0 <= index < commitment.clients[1]:
+    if client == FEDERATION:
+        index, there = commitment.size - 1, commitment.has_federation
+    else:
+        index = keyring.clients.index(client) - commitment.clients[0]
+        there = 0 <= index < commitment.clients[1]
+    if not there:
         raise SettingError(f"client {client!r} is not in commitment {commitment.number}")
     branch = answers_of(keyring, client)
     return {
@@ -197,7 +205,9 @@ def prove_questions(
 
 
 def open_answers(keyring: "Keyring", client: str, questions: Iterable[int], chain: Chain) -> dict[str, Any]:
-    """Open a client's answers to `questions` by the commitment with which it joined."""
+    """Open a client's answers to `questions` by the commitment with which it joined, or the federation's own."""
+    if client == FEDERATION:
+        return prove_answers(keyring, client, questions, *chain[0])
     keyring.key(client)
     number = keyring.clients.index(client)
     for commitment, leaves in chain:
@@ -241,14 +251,18 @@ class Branch:
 
 
 def answers_of(keyring: "Keyring", client: str) -> Branch:
-    """A client's answers: to all questions of the pool, or, with label answers, to its own."""
+    """The answers of a client, or of the federation: to all questions of the pool, or to the client's own (label)."""
     if keyring.assignment == "label":
         key = keyring.key(client)
         first, values = key.questions[0], list(key.answers)
     else:
         # What a beacon adds later is no part of what is committed to.
-        alone = replace(keyring, clients=(client,), departed=frozenset(), beacons=())
-        first, values = 0, alone.codebook(range(keyring.pool))[0].tolist()
+        plain, first, everything = replace(keyring, beacons=()), 0, range(keyring.pool)
+        if client == FEDERATION:
+            values = list(plain.common_answers(everything))
+        else:
+            alone = replace(plain, clients=(client,), departed=frozenset())
+            values = alone.codebook(everything)[0].tolist()
     salts = _salts(keyring, "answers", client, count=len(values))
     name = sha256(client.encode())
     leaves = [

@@ -9,11 +9,17 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tramark.evidence.premise import FAINT, Premise
+from tramark.evidence.premise import Premise
 from tramark.vault.log import Entry
 
 RECENT = 5
-"""The last rounds in which survival was measured whose smallest mean counts."""
+"""The last rounds in which survival was measured of which the worst counts."""
+
+ASKED = 8
+"""The answers by which the survival of each client is measured in a round (`marks.survival.QUESTIONS`)."""
+
+SURE = 2.0
+"""Standard errors by which what was measured is taken to be too good."""
 
 Report = dict[str, Any]
 
@@ -35,19 +41,26 @@ def survival_of(report: Mapping[str, Any]) -> list[float]:
 def premise_of(reports: Sequence[Report], entries: Iterable[Entry], classes: int) -> Premise:
     """What is known of the mark that a model leaked from this vault would carry.
 
-    The share of the questions in which it survives is one half or, if less was measured, the smallest mean of the last
-    rounds: an answer in r is right by chance, so a share s of right answers means (s − 1/r) / (1 − 1/r). It is rounded
-    down to whole per cent.
+    The share of the questions in which it survives is what was measured in the worst of the last rounds. Few answers
+    were looked at, so the lower end of the interval is taken (Wilson's). An answer in r is right by chance, so a share
+    s of right answers means (s − 1/r) / (1 − 1/r). It is rounded down to whole per cent. If nothing was measured, one
+    half is assumed.
 
-    >>> premise_of([{"round": 9, "survived": {"clients": {"a": 0.55, "b": 0.37}}}], [], classes=10)
-    Premise(issued=True, surviving=0.4, measured=True)
+    >>> premise_of([{"round": 9, "survived": {"clients": {"a": 1.0, "b": 0.875}}}], [], classes=10)
+    Premise(issued=True, surviving=0.67, measured=True)
     """
-    measured = [sum(found) / len(found) for found in map(survival_of, reports) if found][-RECENT:]
+    measured = [_at_least(found) for found in map(survival_of, reports) if found][-RECENT:]
     if not measured:
         return Premise(issued=_marks_issued(entries))
     left = max(0.0, (min(measured) - 1 / classes) / (1 - 1 / classes))
-    # Added first: 0.4 may have become 0.39999….
-    return Premise(surviving=min(FAINT, math.floor(100 * left + 1e-9) / 100), measured=True)
+    return Premise(surviving=math.floor(100 * left) / 100, measured=True)
+
+
+def _at_least(shares: Sequence[float]) -> float:
+    """The lower end of the interval for the share of right answers, from the shares of some clients."""
+    count = ASKED * len(shares)
+    mean, room = sum(shares) / len(shares), SURE**2 / count
+    return (mean + room / 2 - math.sqrt(room * (mean * (1 - mean) + room / 4))) / (1 + room)
 
 
 def _marks_issued(entries: Iterable[Entry]) -> bool:

@@ -26,6 +26,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from torch import nn
 
 from tramark.errors import SettingError
+from tramark.evidence.beacon import BeaconSource
 from tramark.fleet.logits import Pick
 from tramark.fleet.travels import Travels, travelling
 from tramark.integrations.flower.exchange import LINEAR, Exchange
@@ -51,8 +52,8 @@ class TraMarkStrategy(Strategy):
     vault : a `Vault`, or where to open one or make it. An existing one is gone on with.
     input_shape, normalise, source, classes, questions : what a new vault's keyring is made for; see
         `Keyring.generate`. Without `classes` it is the number of outputs of the model's last linear layer.
-    warmup_rounds, preset, injection, logits, travels : as for `TraMark`; initial arrays may also say what travels. The
-        number of rounds is learnt from `start`.
+    warmup_rounds, preset, injection, logits, travels, beacon : as for `TraMark`; initial arrays may also say what
+        travels. The number of rounds is learnt from `start`.
     identify : tells the clients' names, {node id: name}, given the grid and the node ids; `identify_nodes`, unless
         told.
     """
@@ -73,6 +74,7 @@ class TraMarkStrategy(Strategy):
         injection: Injection | None = None,
         logits: Pick | None = None,
         travels: Travels | None = None,
+        beacon: BeaconSource | None = None,
         identify: "Callable[[Grid, Sequence[int]], Mapping[int, str]] | None" = None,
     ) -> None:
         self.strategy = strategy
@@ -92,6 +94,7 @@ class TraMarkStrategy(Strategy):
             "injection": injection,
             "logits": logits,
             "travels": None if travels is None else travelling(model, travels),
+            "beacon": beacon,
         }
         self._nodes = Nodes(identify or identify_nodes)
         self._at_first = memory_of(strategy)

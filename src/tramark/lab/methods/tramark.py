@@ -81,8 +81,9 @@ class Traced(TraMark):
             accused=verdict.clients,
             scores={client: count / max(verdict.answered, 1) for client, count in verdict.matches.items()},
             queries=verdict.queries,
-            owned=bool(verdict.clients),
-            conclusive=verdict.finding != "inconclusive",
+            owned=bool(verdict.clients) or verdict.finding == "federation",
+            # "Ours" does not say whose.
+            conclusive=verdict.finding not in ("inconclusive", "federation"),
         )
 
     def confidence(self, suspect: nn.Module | Suspect, client: str) -> float:
