@@ -93,7 +93,7 @@ def trace_command(
         Path | None,
         typer.Option(
             file_okay=False,
-            help="Folder to write report.html, public.html and the signed statement.json to. It must hold none of them.",
+            help="Folder for report.html, public.html and the signed statement.json. Nothing in it is overwritten.",
         ),
     ] = None,
     auditor: Annotated[str, typer.Option(help="Who traces, for the report.")] = "",

@@ -214,6 +214,39 @@ def _histogram(frame: Frame, matches: Mapping[str, int], answered: int, accused:
     return _svg(frame, height, f"Number of clients by matches: {listed}.", parts)
 
 
+def survival_chart(rounds: Sequence[tuple[int, float, float]]) -> str:
+    """The mean and the least survival of marks, by round, in per cent."""
+    return "".join(_survival_chart(frame, rounds) for frame in FRAMES)
+
+
+def _survival_chart(frame: Frame, rounds: Sequence[tuple[int, float, float]]) -> str:
+    height, above, below, left = 240, 16, 48, frame.left
+    width, tall = frame.width - left - frame.right, height - above - below
+    first, last = rounds[0][0], rounds[-1][0]
+
+    def path(values: Sequence[float]) -> str:
+        points = zip(rounds, values, strict=True)
+        return "M" + "L".join(
+            f"{left + width * (one[0] - first) / (last - first):.1f} {above + tall * (1 - value):.1f}"
+            for one, value in points
+        )
+
+    parts = []
+    for share in (0, 0.25, 0.5, 0.75, 1):
+        y = above + tall * (1 - share)
+        parts.append(
+            f'<path class="grid" d="M{left} {y:.1f}h{width}"/>{_label(left - 8, y + 5, f"{share:.0%}", "end")}'
+        )
+    for tick in _ticks(last - first, frame.ticks):
+        at = left + width * tick / (last - first)
+        parts.append(_label(at, height - below + 20, f"{first + tick:,}", "middle"))
+    parts.append(_label(left + width / 2, height - 6, "round", "middle"))
+    parts.append(f'<path class="highest" d="{path([least for _, _, least in rounds])}"/>')
+    parts.append(f'<g class="accused a3"><path d="{path([mean for _, mean, _ in rounds])}"/></g>')
+    title = f"Survival by round: {rounds[-1][1]:.0%} on average and {rounds[-1][2]:.0%} at least in round {last}."
+    return _svg(frame, height, title, parts)
+
+
 def chance_limit(answered: int, classes: int, clients: int) -> int:
     """The number of matches that any of the clients exceeds with a probability of at most 1 %, if all are innocent.
 

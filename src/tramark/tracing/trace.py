@@ -96,7 +96,7 @@ def trace(
             elif keyring.assignment == "label":
                 verdict = by_rank(interview, references)
             else:
-                verdict = _by_evidence(interview, order, burned, false_accusation, exhaustive, premise.surviving)
+                verdict = by_evidence(interview, order, burned, false_accusation, exhaustive, premise.surviving)
         except SuspectError as error:
             error.transcript, error.case = interview.transcript, record.case.number if record else None
             raise
@@ -132,7 +132,7 @@ def trace(
         return replace(verdict, case=record.close(verdict))
 
 
-def _by_evidence(
+def by_evidence(
     interview: Interview,
     order: Sequence[int],
     burned: Mapping[str, Sequence[int]],
@@ -140,6 +140,7 @@ def _by_evidence(
     exhaustive: bool,
     surviving: float,
 ) -> Verdict:
+    """The verdict by e-values, with the questions in this order, some of which are burned for some clients."""
     keyring = interview.keyring
     looks = weigh(
         interview.answers,
