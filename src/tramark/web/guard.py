@@ -23,7 +23,7 @@ HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
+    "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
@@ -70,7 +70,7 @@ class Guard:
         if refusal is not None:
             return await refusal(scope, receive, sending)
         limit = FORM_BYTES + (self.largest if scope["path"] == "/traces" else 0)
-        await self.app(scope | {"guard": self, "form_token": self.form_token}, _limited(receive, limit), sending)
+        await self.app({**scope, "guard": self, "form_token": self.form_token}, _limited(receive, limit), sending)
 
     def _refusal(self, scope: Scope) -> Response | None:
         """The response to whom is not let in; None for whoever is."""

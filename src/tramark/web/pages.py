@@ -23,7 +23,7 @@ from tramark.evidence.published import utc
 from tramark.report.page import PAGE, PUBLIC, STATEMENT, templates
 from tramark.tracing.handover import make_statement
 from tramark.web.desk import Desk
-from tramark.web.forms import fields_of, order_in
+from tramark.web.forms import CHOICES, EDGES, NUMBERS, fields_of, order_in
 from tramark.web.guard import TooLarge, too_large
 from tramark.web.traces import Trace
 from tramark.web.views import case_page, case_values, cases_of, vault_values
@@ -31,6 +31,9 @@ from tramark.web.views import case_page, case_values, cases_of, vault_values
 STATIC = {"report.css": ("report", "text/css"), "web.css": ("web/static", "text/css")}
 STATIC |= {"web.js": ("web/static", "text/javascript"), "icon.svg": ("web/static", "image/svg+xml")}
 DOWNLOADS = {PAGE: "text/html", PUBLIC: "text/html", STATEMENT: "application/json"}
+
+FEEDING = (*CHOICES, *EDGES, *NUMBERS, "flat", "threshold", "labels", "model", "template", "headers")
+"""Fields that say how a suspect is fed and read."""
 
 _TEMPLATES = templates("web")
 
@@ -63,6 +66,7 @@ class Pages:
             TramarkError: self.problem,
             HTTPException: self.problem,
             TooLarge: self.problem,
+            Exception: self.problem,
         }
         return Starlette(routes=routes, exception_handlers=handlers)
 
@@ -199,7 +203,10 @@ class Pages:
     def problem(self, request: Request, error: Exception) -> Response:
         """What went wrong, as a page."""
         status, words = 422, str(error)
-        if isinstance(error, TooLarge):
+        if not isinstance(error, TramarkError | HTTPException | TooLarge):
+            # What went wrong may hold a secret: its kind is all that is shown.
+            status, words = 500, f"This is a bug in tramark: {type(error).__name__}. Please report it."
+        elif isinstance(error, TooLarge):
             status, words = 413, too_large(self.largest)
         elif isinstance(error, HTTPException):
             status, words = error.status_code, "There is no such page, or it is gone since the desk was started."
@@ -216,6 +223,7 @@ class Pages:
             filled=filled,
             earlier=earlier,
             problem=problem,
+            stated=any(filled.get(name) for name in FEEDING),
             label_answers=plain["assignment"] == "label",
             clients=len(plain["clients"]),
             largest=self.largest,
