@@ -71,22 +71,25 @@ if (live) {
     const every = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000].find(n => asked / n <= (width < 560 ? 6 : 12)) || 5000;
     for (let q = 0; q <= asked; q += every) label("", x(q), height - 28, "middle", q.toLocaleString("en"));
     label("", left + (width - left - right) / 2, height - 6, "middle", "queries asked");
+    const late = count > asked / 2, names = [];
+    parts.push(["path", { class: "limit", d: `M${left} ${y(plot.needed)}H${width - right}` }]);
+    label("limit-label", late ? left + 8 : width - right, y(plot.needed) - 8, late ? "start" : "end", "accused from here on");
     if (plot.names.length) {
       const last = plot.lines.map(line => line[line.length - 1]), leader = last.indexOf(Math.max(...last));
       plot.lines.forEach((line, i) => { if (i !== leader && last[i] < plot.needed) parts.push(["path", { class: "other", d: path(line) }]); });
       plot.lines.forEach((line, i) => {
         if (!count || (i !== leader && last[i] < plot.needed)) return;
-        const q = line.length - 1, near = x(q) > width * .7;
+        const q = line.length - 1;
         parts.push(["path", { class: last[i] >= plot.needed ? "crossed" : "leader", d: path(line) }]);
         parts.push(["circle", { class: "tip", cx: x(q), cy: y(last[i]), r: 4.5 }]);
-        label("tip-label", x(q) + (near ? -10 : 10), y(last[i]) + (near ? -10 : 5), near ? "end" : "start", plot.names[i]);
+        names.push(["text", { class: "tip-label", x: x(q) + (late ? -10 : 10), y: y(last[i]) - 9,
+          "text-anchor": late ? "end" : "start" }, plot.names[i]]);
       });
     } else if (plot.high.length) {
       parts.push(["path", { class: "band", d: path(plot.high) + "L" + plot.low.map((p, q) => `${x(q)} ${y(p)}`).reverse().join("L") + "z" }]);
       parts.push(["path", { class: "leader", d: path(plot.high) }]);
     }
-    parts.push(["path", { class: "limit", d: `M${left} ${y(plot.needed)}H${width - right}` }]);
-    label("limit-label", left + 8, y(plot.needed) - 8, "start", "accused from here on");
+    parts.push(...names);
     const make = (name, attributes) => {
       const made = document.createElementNS("http://www.w3.org/2000/svg", name);
       for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
