@@ -38,7 +38,7 @@ def test_from_upload_to_statement(auditor: TestClient, guard: Guard, made: Scene
     assert ready.count("as the suspect sees it") == 8
     auditor.post(f"{path}/begin", data={"form_token": guard.form_token})
     seen = events(auditor, path)
-    assert [one["event"] for one in seen][:2] == ["begin", "step"]
+    assert [one["event"] for one in seen][:2] == ["begin", "step"], seen
     assert seen[0]["clients"] == list(CLIENTS)
     assert (seen[-1]["event"], seen[-1]["accused"]) == ("done", ["mayo"])
     assert "This model carries the mark of mayo." in auditor.get(path).text

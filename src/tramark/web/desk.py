@@ -11,6 +11,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -57,6 +58,8 @@ class Desk:
         self._vault: Vault | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="tramark-")
         self._mutex = threading.Lock()
+        # A suspect's process ends with the thread that started it, so that thread must stay as long as the desk does.
+        self._opener = ThreadPoolExecutor(1)
         self.traces: dict[str, Trace] = {}
         self.audited: tuple[str, list[str]] = ("", [])
         with suppress(NoKey):
@@ -110,14 +113,15 @@ class Desk:
                 shutil.copyfileobj(content, file)
         remote = content is None
         described = json.loads(self.vault.get(MODEL)) if MODEL in self.vault.names else {}
-        adapter = open_suspect(
+        adapter = self._opener.submit(
+            open_suspect,
             target,
             conventions=replace(order.conventions, prepare=keyring.source.prepare),
             model=None if remote else self._openers.model(order.model, keyring, described),
             served=order.model if remote else None,
             template=order.template,
             http=order.http,
-        )
+        ).result()
         with self._mutex:
             self._make_room()
             self.traces[label] = Trace(suspected_at(target), adapter, order)
@@ -130,6 +134,7 @@ class Desk:
         for one in self.traces.values():
             one.wait(5)
         self.traces.clear()
+        self._opener.shutdown()
         if self._vault is not None:
             self._vault.close()
         self._folder.cleanup()

@@ -184,8 +184,8 @@ class Pages:
 
     def vault(self, request: Request) -> Response:
         """What was issued to whom, survival per round, and the state of the audit."""
-        time, problems = self.desk.audited
-        return self._shown(request, "vault", audited=utc(time), problems=problems, **vault_values(self.desk.vault))
+        values, (time, problems) = vault_values(self.desk.vault), self.desk.audited
+        return self._shown(request, "vault", audited=utc(time), problems=problems, **values)
 
     async def audit(self, request: Request) -> Response:
         """Audits the vault again."""
