@@ -240,7 +240,7 @@ def test_the_strip_has_the_answers_of_the_suspect_and_of_the_accused_alone(
     vault: Vault, verdicts: Verdicts, tmp_path: Path
 ) -> None:
     verdict = verdicts["client"]
-    [strip] = re.findall('<ol class="strip".*?</ol>', reported(vault, verdict, tmp_path), re.DOTALL)
+    [strip] = re.findall('<div class="strip".*?</div>', reported(vault, verdict, tmp_path), re.DOTALL)
     own = vault.keyring.key("hospital-3").answers
     assert re.findall(r"<b>(\d+)</b>", strip) == [str(step.answer) for step in verdict.transcript]
     assert re.findall(r"<i.*?>(\d+)</i>", strip) == [str(own[step.question]) for step in verdict.transcript]
