@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
-EXTRAS := dev,lab,onnx,flower
+EXTRAS := dev,lab,onnx,flower,web
 
 .PHONY: setup demo demo-flower test test-fast coverage lint format bench arena clean
 

@@ -84,3 +84,18 @@ def test_a_statement_is_signed_by_an_auditor_and_an_unmarked_model_is_asked(
     tramark("export", federation, leaked, "--client", "client-1", "--format", "pt2")
     doubt = tramark("evidence", "check-base", annex, leaked, "--conventions", fed, code=6)
     assert "the accusation is in doubt" in doubt
+
+
+def test_a_report_is_never_overwritten_and_says_where_it_is(federation: Path, tramark: Shell, tmp_path: Path) -> None:
+    run, report = shutil.copytree(federation, tmp_path / "run"), tmp_path / "report"
+    words = ("trace", run, run / "models" / "client-1.safetensors", "--report", report)
+    tramark(*words, "--auditor", "Ada", "--notes", "seen at a fair")
+    page = (report / "report.html").read_text()
+    assert ">Ada<" in page
+    assert ">seen at a fair<" in page
+    with Vault.open(run / "vault", readonly=True) as vault:
+        before = len(vault.cases.all())
+    assert "report.html exists already" in tramark(*words, code=2)
+    # Nothing was asked for a report that could not be written.
+    with Vault.open(run / "vault", readonly=True) as vault:
+        assert len(vault.cases.all()) == before

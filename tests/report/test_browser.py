@@ -30,11 +30,14 @@ const contrast = texts.map(e => light(getComputedStyle(e)[e.ownerSVGElement ? "f
   .map(l => (Math.max(l, paper) + .05) / (Math.min(l, paper) + .05));
 const outside = [...document.querySelectorAll("svg text")].filter(t => {
   const b = t.getBBox(), v = t.ownerSVGElement.viewBox.baseVal;
-  return b.x < 0 || b.y < 0 || b.x + b.width > v.width || b.y + b.height > v.height }).map(t => t.textContent);
+  return t.ownerSVGElement.getBoundingClientRect().width &&
+    (b.x < 0 || b.y < 0 || b.x + b.width > v.width || b.y + b.height > v.height) }).map(t => t.textContent);
 const found = { paper, contrast: Math.min(...contrast), outside,
   unlabelled: document.querySelectorAll("img:not([alt])").length,
   pictures: [...document.images].map(i => i.naturalWidth), wide: document.documentElement.scrollWidth > innerWidth,
-  charts: [...document.querySelectorAll("svg")].map(s => Math.round(s.getBoundingClientRect().height)),
+  charts: [...document.querySelectorAll("svg")].map(s => s.getBoundingClientRect())
+    .filter(b => b.width).map(b => Math.round(b.height)), cut: [...document.querySelectorAll("svg, .strip, pre")]
+    .filter(e => e.tagName != "PRE" && e.getBoundingClientRect().right > innerWidth).length,
   first: document.querySelector("h1").getBoundingClientRect().bottom, text: document.body.innerText };
 document.body.innerHTML = "<pre id=found></pre>"; document.getElementById("found").textContent = btoa(
   unescape(encodeURIComponent(JSON.stringify(found))));
@@ -75,13 +78,15 @@ def test_the_report_in_a_browser(vault: Vault, verdicts: Verdicts, tmp_path: Pat
     assert len(found["charts"]) == 2
     assert all(height > 150 for height in found["charts"])
     assert found["outside"] == []
-    assert (found["wide"], found["unlabelled"]) == (False, 0)
+    assert (found["wide"], found["cut"], found["unlabelled"]) == (False, 0, 0)
     assert found["contrast"] >= 4.5
     assert found["paper"] > 0.8
     narrow_and_dark = seen(page, tmp_path, dark=True, width=500)
     assert narrow_and_dark["paper"] < 0.05
     assert narrow_and_dark["contrast"] >= 4.5
-    assert not narrow_and_dark["wide"]
+    assert (narrow_and_dark["wide"], narrow_and_dark["cut"]) == (False, 0)
+    assert narrow_and_dark["outside"] == []
+    assert len(narrow_and_dark["charts"]) == 2
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium in PATH to look at the report with")

@@ -4,6 +4,7 @@ import base64
 import os
 import re
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,15 @@ from statements import closed
 from torch import nn
 from traces import Oracle, hidden, leaked_by, ring
 
+from tramark.errors import SettingError
 from tramark.evidence.premise import Premise
 from tramark.evidence.verify import verify_statement
 from tramark.keys.keyring import Keyring
 from tramark.keys.pictures import Patterns, WafflePatterns
 from tramark.keys.sources import Tokens
-from tramark.report.page import report_page, write_report
+from tramark.report.page import report_page
 from tramark.report.words import verdict_sentence
+from tramark.report.written import check_folder, write_report
 from tramark.suspects.png import png
 from tramark.tracing.handover import findings_of, make_statement
 from tramark.tracing.interview import Step
@@ -145,9 +148,10 @@ def test_many_clients_are_a_band_and_a_histogram() -> None:
     assert "All 3,000 clients" in page
     assert "the other 2,999 clients" in page
     assert len(set(re.findall(r"client \d+", page))) == 20
-    assert len(page) < 100_000
+    assert len(page) < 120_000
     counts = [int(count.replace(",", "")) for count in re.findall(r"matches: ([\d,]+) clients,", page)]
-    assert sum(counts) == 3000
+    # Once for wide windows, once for phones.
+    assert sum(counts) == 2 * 3000
 
 
 def test_nobody_of_many_clients_is_accused() -> None:
@@ -206,28 +210,59 @@ def test_evidence_of_another_verdict_is_refused(vault: Vault, verdicts: Verdicts
     assert not list(tmp_path.iterdir())
 
 
-def test_a_page_without_a_statement_leaves_no_old_one_beside_it(
-    vault: Vault, verdicts: Verdicts, tmp_path: Path
-) -> None:
+def test_an_earlier_report_is_never_overwritten(vault: Vault, verdicts: Verdicts, tmp_path: Path) -> None:
     reported(vault, verdicts["client"], tmp_path)
-    assert (tmp_path / "statement.json").exists()
-    reported(vault, verdicts["paper"], tmp_path)
-    assert not (tmp_path / "statement.json").exists()
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(SettingError, match=r"report.html exists already.*give another folder"):
+        reported(vault, verdicts["paper"], tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_folder_is_checked_before_anything_is_written(tmp_path: Path) -> None:
+    check_folder(tmp_path / "new" / "folder")
+    assert list((tmp_path / "new" / "folder").iterdir()) == []
+    (tmp_path / "statement.json").symlink_to(tmp_path / "nothing")
+    with pytest.raises(SettingError, match=r"statement.json exists already"):
+        check_folder(tmp_path)
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(OSError, match="file"):
+        check_folder(tmp_path / "file" / "x")
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
-def test_only_the_owner_can_read_a_report_and_no_link_leads_it_elsewhere(
+def test_only_the_owner_can_read_a_report(vault: Vault, verdicts: Verdicts, tmp_path: Path) -> None:
+    reported(vault, verdicts["client"], tmp_path)
+    for name in ("report.html", "public.html", "statement.json"):
+        assert (tmp_path / name).lstat().st_mode == stat.S_IFREG | 0o600
+
+
+def test_the_strip_has_the_answers_of_the_suspect_and_of_the_accused_alone(
     vault: Vault, verdicts: Verdicts, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "report"
-    folder.mkdir()
-    for name in ("report.html", "public.html", "statement.json"):
-        (tmp_path / name).write_bytes(b"somebody's file")
-        (folder / name).symlink_to(tmp_path / name)
-    reported(vault, verdicts["client"], folder)
-    for name in ("report.html", "public.html", "statement.json"):
-        assert (folder / name).lstat().st_mode == stat.S_IFREG | 0o600
-        assert (tmp_path / name).read_bytes() == b"somebody's file"
+    verdict = verdicts["client"]
+    [strip] = re.findall('<div class="strip".*?</div>', reported(vault, verdict, tmp_path), re.DOTALL)
+    own = vault.keyring.key("hospital-3").answers
+    assert re.findall(r"<b>(\d+)</b>", strip) == [str(step.answer) for step in verdict.transcript]
+    assert re.findall(r"<i.*?>(\d+)</i>", strip) == [str(own[step.question]) for step in verdict.transcript]
+    assert strip.count('class="same a0"') == verdict.matches["hospital-3"]
+    assert f"{verdict.matches['hospital-3']} of them are hospital-3’s" in strip
+
+
+def test_the_page_says_how_the_suspect_was_fed_and_names_its_labels(vault: Vault, verdicts: Verdicts) -> None:
+    verdict = verdicts["client"]
+    names = {f"digit {label}": label for label in range(10)}
+    conventions = {"adapter": "LoadedSuspect", "conventions": {"size": [32, 32], "labels": names, "prepare": True}}
+    case = closed(vault, verdict, conventions=conventions)
+    page = report_page(
+        replace(verdict, case=case), vault.keyring, suspect="model.onnx", auditor="Ada <L>", notes="seen twice"
+    )
+    for words in ("32 × 32", "as the federation’s own models are", "digit 3 → 3", "Ada &lt;L&gt;", "seen twice"):
+        assert words in page
+    assert f"</small> digit {verdict.transcript[0].answer} " in page
+    assert "Vault audit" in page
+    outside = report_page(replace(verdict, case=case), vault.keyring, suspect="model.onnx", outside=True)
+    assert "How it was fed" not in outside
+    assert "Burned" in outside
 
 
 def test_large_pictures_are_made_small() -> None:

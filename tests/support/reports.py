@@ -8,7 +8,7 @@ from traces import Oracle, in_company, leaked_by
 
 from tramark.evidence.case import Suspected
 from tramark.keys.keyring import Keyring
-from tramark.report.page import write_report
+from tramark.report.written import write_report
 from tramark.tracing.handover import findings_of, make_statement
 from tramark.tracing.trace import trace
 from tramark.tracing.verdict import Verdict

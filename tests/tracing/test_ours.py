@@ -28,7 +28,7 @@ from tramark.evidence.looks import Query, conclude
 from tramark.evidence.verify import Known, verify_statement
 from tramark.keys.keyring import Keyring
 from tramark.keys.sizes import CONVICTIONS, common_needed
-from tramark.report.page import write_report
+from tramark.report.written import write_report
 from tramark.tracing.handover import findings_of, hand_over, make_annex, make_statement, opened_by
 from tramark.tracing.trace import trace
 from tramark.tracing.unmarked import ask_unmarked

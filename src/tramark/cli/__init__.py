@@ -18,6 +18,7 @@ from tramark.cli.failures import exit_code_for
 from tramark.cli.methods import methods
 from tramark.cli.run import demo, run
 from tramark.cli.trace import trace_command
+from tramark.cli.web import web
 
 app = typer.Typer(
     help="Find out who leaked a federation's model.",
@@ -31,6 +32,7 @@ app.command()(methods)
 app.command(
     "trace", epilog="Exit codes:\n\n" + "\n\n".join(f"{code:<3}  {meaning}" for code, meaning in EXIT_CODES.items())
 )(trace_command)
+app.command()(web)
 app.command()(attack)
 app.command()(export)
 app.add_typer(evidence.app, name="evidence")

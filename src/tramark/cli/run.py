@@ -233,5 +233,5 @@ def demo(
     shutil.copyfile(out / "trained" / f"client-{leaker}.safetensors", suspect)
     console.rule("a model turns up, and nobody says whose it is")
     code = trace_suspect(out / "vault", str(suspect), report=out / "report", as_json=False)
-    console.print(f"the curves: {out / 'curves.png'}\nthe report: {out / 'report' / 'report.html'}", highlight=False)
+    console.print(f"curves: {out / 'curves.png'}", highlight=False)
     raise typer.Exit(code)

@@ -92,9 +92,12 @@ def trace_command(
     report: Annotated[
         Path | None,
         typer.Option(
-            file_okay=False, help="Folder to write report.html, public.html and the signed statement.json to."
+            file_okay=False,
+            help="Folder for report.html, public.html and the signed statement.json. Nothing in it is overwritten.",
         ),
     ] = None,
+    auditor: Annotated[str, typer.Option(help="Who traces, for the report.")] = "",
+    notes: Annotated[str, typer.Option(help="What else there is to say, for the report.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
     key_file: KeyFile = None,
     data_dir: DataDir = None,
@@ -118,6 +121,8 @@ def trace_command(
         case=case,
         dry_run=dry_run,
         report=report,
+        auditor=auditor,
+        notes=notes,
         as_json=as_json,
         key_file=key_file,
         data_dir=data_dir,
@@ -138,6 +143,8 @@ def trace_suspect(
     case: int | None = None,
     dry_run: bool = False,
     report: Path | None = None,
+    auditor: str = "",
+    notes: str = "",
     as_json: bool = False,
     key_file: Path | None = None,
     data_dir: Path | None = None,
@@ -147,8 +154,8 @@ def trace_suspect(
 
     from tramark.cli.zoo import model_factory
     from tramark.lab.simulation.run import MODEL
-    from tramark.report.page import write_report
     from tramark.report.words import facts, verdict_sentence
+    from tramark.report.written import check_folder, write_report
     from tramark.suspects.conventions import Conventions
     from tramark.suspects.files import open_suspect
     from tramark.suspects.inference import V2Suspect
@@ -178,6 +185,8 @@ def trace_suspect(
         if dry_run:
             typer.echo(adapter.preview(keyring.raw(keyring.chosen or (0,), "held-out")[:, 0]))
             return 0
+        if report is not None:
+            check_folder(report)
         begun = vault.cases.get(case) if case is not None else None
         earlier = len(begun.asked) if begun else 0
         with Progress(
@@ -209,8 +218,17 @@ def trace_suspect(
             if verdict.false_accusation_bound is not None and verdict.transcript:
                 statement = make_statement(vault, verdict.case)
                 findings = findings_of(vault, verdict.case, statement)
-            described = verdict.case.suspect.words
-            write_report(report, verdict, keyring, suspect=described, statement=statement, findings=findings)
+            written = write_report(
+                report,
+                verdict,
+                keyring,
+                suspect=verdict.case.suspect.words,
+                statement=statement,
+                findings=findings,
+                auditor=auditor,
+                notes=notes,
+            )
+            console.print(f"report: {written}", highlight=False, soft_wrap=True)
     if as_json:
         typer.echo(json.dumps(verdict.to_dict()))
     else:

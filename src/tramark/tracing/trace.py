@@ -98,7 +98,7 @@ def trace(
             elif keyring.assignment == "label":
                 verdict = by_rank(interview, references)
             else:
-                verdict = _by_evidence(interview, plan, false_accusation, exhaustive, premise.surviving)
+                verdict = by_evidence(interview, plan, false_accusation, exhaustive, premise.surviving)
         except SuspectError as error:
             error.transcript, error.case = interview.transcript, record.case.number if record else None
             raise
@@ -135,9 +135,10 @@ def trace(
         return replace(verdict, case=record.close(verdict), simulated=keys.simulated, restored=restored)
 
 
-def _by_evidence(
+def by_evidence(
     interview: Interview, plan: Plan, false_accusation: float, exhaustive: bool, surviving: float
 ) -> Verdict:
+    """The verdict by e-values."""
     keyring = interview.keyring
     looks = weigh_all(interview.answers, keyring, plan, false_accusation=false_accusation, exhaustive=exhaustive)
     outcome, transcript = conclude(looks.clients, surviving, looks.federation), interview.transcript
