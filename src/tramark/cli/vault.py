@@ -91,10 +91,9 @@ def show(vault: VaultPath, key_file: KeyFile = None) -> None:
         typer.echo(f"clients      {len(plain['clients'])}: {', '.join(plain['clients'])}")
         if plain["departed"]:
             typer.echo(f"departed     {', '.join(plain['departed'])}")
-        common = f" and {len(plain['common'])} common ones" if plain.get("common") else ""
-        typer.echo(
-            f"answers      {plain['assignment']}, {plain['questions']} questions{common}, {plain['classes']} classes"
-        )
+        count, common = plain["questions"], len(plain.get("common", ()))
+        asked = f"{count} questions" + (f" and {common} common ones" if common else "")
+        typer.echo(f"answers      {plain['assignment']}, {asked}, {plain['classes']} classes")
         typer.echo(f"log          {len(entries)} entries, {len(issued)} models issued, the last in round {last}")
         for entry in entries:
             if entry["event"] == "restored":

@@ -72,6 +72,7 @@ class Overwrite:
             source=_triggers(dataset),
             questions=self.questions,
             pool=self.pool,
+            common=0,
             secret=hashlib.sha256(f"thief {self.seed}".encode()).digest(),
         )
         own = {} if self.preset == "default" else {"ratio": self.ratio}
