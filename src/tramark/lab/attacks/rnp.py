@@ -19,11 +19,11 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
 from tramark.errors import SettingError
-from tramark.fleet.scratch import device_of
+from tramark.fleet.scratch import device_of, seeded
 from tramark.lab.attacks.base import Loot, copied, generator
 from tramark.lab.attacks.training import batches, check_training, hidden_layers, some
 from tramark.lab.models.vit import Attention, Block
-from tramark.lab.simulation.client import accuracy, seeded
+from tramark.lab.simulation.client import accuracy
 
 BATCH = 128
 
