@@ -41,8 +41,11 @@ class Method(Protocol):
     def collect(self, incoming: Incoming, samples: Samples = None, *, strict: bool = False) -> RoundReport:
         """End a round with what clients returned, and keep the new state."""
 
-    def measure(self) -> dict[str, Any]:
-        """How well its clients' models are verified now: numbers by name, and `per_client`; empty if unmarked."""
+    def measure(self, samples: int | None = None) -> dict[str, Any]:
+        """How well its clients' models are verified now: numbers by name, and `per_client`; empty if unmarked.
+
+        A method that verifies with a whole test set may take `samples` of it.
+        """
 
     def warm_up(self) -> dict[str, Any]:
         """What was known when the warm-up ended and is not in the state any more, for `warm_start`."""
@@ -130,6 +133,8 @@ class Scene:
     """Questions in the task's shape, and how the model is fed."""
     secret: bytes = field(repr=False)
     warmup: int = 0
+    tests: tuple[Tensor, ...] = field(default=(), repr=False)
+    """Each client's test triggers, raw, if issued models are verified with those."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """The method's own parameters, where they are not to be their defaults."""
     vault: Callable[[Keyring], Vault] | None = None
