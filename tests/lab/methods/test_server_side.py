@@ -32,7 +32,8 @@ from tramark.lab.methods.fedtracker import (
     far_apart,
     project,
 )
-from tramark.lab.methods.waffle import ClassQuestions, Rehearsal, Waffle
+from tramark.lab.methods.taught import ClassQuestions, Rehearsal
+from tramark.lab.methods.waffle import Waffle
 from tramark.lab.models import build
 from tramark.lab.simulation.client import LocalTraining
 from tramark.lab.simulation.run import Settings, run

@@ -5,13 +5,14 @@ optional: `train_client`, if clients must do something of their own (`ClientSide
 verified (`Verifiable`). The columns in which methods are compared follow from these and from `Declared`.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, Self, get_args, runtime_checkable
 
 from torch import Tensor, nn
 
+from tramark.errors import SettingError
 from tramark.fleet.aggregation import Incoming, Samples
 from tramark.fleet.fleet import Fleet
 from tramark.keys.keyring import Keyring
@@ -22,6 +23,16 @@ from tramark.suspects.base import Suspect
 from tramark.vault.store import Vault
 
 Access = Literal["black-box", "white-box"]
+
+Origin = Literal["ours", "original", "table1"]
+"""Whose parameters a baseline follows: ours, its own public code's, or those of the paper's Table 1, as they are in the
+first commit of the paper's authors."""
+
+
+def check_origin(source: str, known: Sequence[Origin] = get_args(Origin)) -> None:
+    """`SettingError` if a baseline does not know these parameters."""
+    if source not in known:
+        raise SettingError(f"no source {source!r} of parameters: there are {', '.join(known)}")
 
 
 class Method(Protocol):

@@ -174,7 +174,7 @@ def prepare(
             kind,
             dataset,
             count=settings.trigger_count,
-            answers=settings.answers,
+            answers=settings.answers if settings.method == "tramark" else "label",
             released=settings.preset == "released",
             data_dir=data_dir,
         ),
