@@ -189,9 +189,7 @@ class FedTracker(Taught):
         if not found:
             return found
         own = self.fleet.marks.split([slot.shape.numel() for slot in self.carrier.slots], dim=1)
-        numbers = torch.stack(
-            [self.carrier.read([piece[row] for piece in own]) for row in range(len(self.fleet.clients))]
-        )
+        numbers = torch.stack([self.carrier.read(pieces) for pieces in zip(*own, strict=True)])
         largest = self.fingerprints.similarities(numbers.float()).argmax(1)
         right = (largest == torch.arange(len(largest))).double()
         return found | {"vr_owned": found["vr"], "vr": float(right.mean())}

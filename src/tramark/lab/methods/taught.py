@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Self
@@ -180,7 +181,7 @@ class Rehearsal:
         model.eval()
         model.zero_grad()
         done = 0
-        with seeded(generator, device):
+        with seeded(generator, device) if self.live else nullcontext():
             while done < self.least or (done < self.passes and self._share(model, inputs, labels) < self.goal):
                 optimiser.param_groups[0]["lr"] = self.rate * 2 ** (max(0, done - self.least) // self.doubling)
                 model.train(self.live)
