@@ -19,7 +19,9 @@ ModelName = Literal[
     "mlp",
     "text",
 ]
-MethodName = Literal["fedavg", "tramark", "waffle", "fedtracker", "fedipr", "robwe", "fedcrmw", "blackcatt"]
+MethodName = Literal[
+    "fedavg", "tramark", "waffle", "fedtracker", "fedipr", "robwe", "fedcrmw", "blackcatt", "mfl-owner"
+]
 PresetName = Literal["default", "paper", "released"]
 SplitName = Literal["iid", "dirichlet", "iid-stratified", "dirichlet-capped"]
 TriggerKind = Literal["auto", "patterns", "waffle", "mnist", "svhn"]

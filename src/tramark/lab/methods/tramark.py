@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 import torch
@@ -18,9 +19,6 @@ from tramark.server import TraMark
 from tramark.suspects.base import Suspect
 from tramark.tracing.trace import trace
 
-LOCAL = ("region.indices", "marks")
-"""What a warm-up keeps of clients' own weights, for a preset that begins with them."""
-
 
 class Traced(TraMark):
     """TraMark with its verdicts. Label answers are judged by the paper's arg-max, which always accuses somebody.
@@ -32,6 +30,7 @@ class Traced(TraMark):
     declared: ClassVar[Declared] = Declared("black-box", resists_collusion=True)
     tests: tuple[Tensor, ...] = ()
     """Each client's test triggers, raw, if issued models are verified with those."""
+    _known: Mapping[str, Any] = MappingProxyType({})
 
     @classmethod
     def make(cls, model: nn.Module, scene: Scene) -> Self:
@@ -75,18 +74,20 @@ class Traced(TraMark):
             updates = self.marking.replay.updates if self.marking.replay else []
             self._known = {"drift": self.drift.state_dict()} | {f"update.{i}": one for i, one in enumerate(updates)}
         elif self.injection.early and not self.marked:
-            self._known = {name: tensor for name, tensor in self.fleet.state_dict().items() if name in LOCAL}
+            assert isinstance(self.fleet.region, Places)
+            local = {"places": self.fleet.region.indices, "marks": self.fleet.marks.clone()}
+            self._known = {**self._known, "local": local}
         super().mark()
 
     def warm_up(self) -> dict[str, Any]:
-        return self._known if self.fleet.region is not None else {}
+        return dict(self._known) if self.fleet.region is not None else {}
 
     def warm_start(self, state: Mapping[str, Any]) -> None:
         self.fleet.load_base(state["fleet"])
         self.round = int(state["round"])
         if self.injection.early:
-            if all(name in state for name in LOCAL):
-                self.fleet.settle(Places(state["region.indices"]), state["marks"])
+            if local := state.get("local"):
+                self.fleet.settle(Places(local["places"]), local["marks"])
             else:
                 warnings.warn(
                     "that run's warm-up does not say what clients returned: the region and the first marks are those "
