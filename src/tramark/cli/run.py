@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
@@ -48,7 +48,11 @@ def run(
         float, typer.Option(help="Share of the weights that carry marks (presets paper and released).")
     ] = 0.01,
     method: Annotated[
-        MethodName, typer.Option(help="Method that the server follows; `tramark methods` compares them.")
+        str,
+        typer.Option(
+            metavar=f"[{'|'.join(get_args(MethodName))}]",
+            help="Method that the server follows; `tramark methods` compares them, those of other packages included.",
+        ),
     ] = "tramark",
     preset: Annotated[
         PresetName,

@@ -10,6 +10,7 @@ from tramark.lab.methods.mfl_owner import MFLOwner
 from tramark.lab.methods.robwe import RobWE
 from tramark.lab.methods.tramark import Traced
 from tramark.lab.methods.waffle import Waffle
+from tramark.lab.plugins import plugged
 
 METHODS: dict[str, type[Maker]] = {
     "fedavg": FedAvg,
@@ -22,5 +23,6 @@ METHODS: dict[str, type[Maker]] = {
     "blackcatt": BlackCATT,
     "mfl-owner": MFLOwner,
 }
+METHODS |= plugged("tramark.methods", METHODS)
 
 __all__ = ["METHODS", "ClientSide", "FedAvg", "Finding", "Maker", "Method", "Scene", "Traced", "Verifiable"]
