@@ -1,9 +1,9 @@
 """Reversal of an edit by its spectrum: directions at one end of a layer's singular values are taken out.
 
 Where a layer was edited in closed form, the edit can show in the singular directions of its matrix W = U S Vᵀ. The
-thief takes out those with the largest or with the smallest values, W ← W − U_k S_k V_kᵀ, and trains nothing. It does not
-know the layer: by default it takes the hidden linear layer with the most weights, where an edit has most room, or the
-last convolution of a net that has none.
+thief takes out those with the largest or with the smallest values, W ← W − U_k S_k V_kᵀ, and trains nothing. It does
+not know the layer: by default it takes the hidden linear layer with the most weights, where an edit has most room, or
+the last convolution of a net that has none.
 """
 
 from dataclasses import dataclass
