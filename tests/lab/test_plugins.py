@@ -66,7 +66,7 @@ def test_what_cannot_be_loaded_or_has_a_name_that_is_taken_is_left_out(
 ) -> None:
     offer(tmp_path, "[tramark.attacks]\nbroken = outside:Missing\nprune = outside:Nothing\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.warns(UserWarning) as told:
+    with pytest.warns(UserWarning, match="tramark.attacks") as told:
         assert plugged("tramark.attacks", ["prune"]) == {}
     said = [str(warning.message) for warning in told]
     assert any("'broken' in tramark.attacks (outside:Missing) cannot be loaded" in line for line in said)
