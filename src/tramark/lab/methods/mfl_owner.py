@@ -31,7 +31,7 @@ from torch.nn import functional as F
 
 from tramark.errors import SettingError, SuspectError
 from tramark.fleet.region import Places
-from tramark.fleet.scratch import device_of, loaded
+from tramark.fleet.scratch import device_of, evaluating, loaded
 from tramark.keys import streams
 from tramark.keys.pictures import Patterns
 from tramark.keys.sources import Source
@@ -184,9 +184,8 @@ class MFLOwner(Watermarked):
         pair = self._pairs[self.fleet.clients.index(client)]
         with loaded(self.model, self.fleet) as base:
             cosine, distance = _nearness(*self._embedded(base, pair))
-        mode = suspect.training
-        said, other = _nearness(*self._embedded(suspect.eval(), pair))
-        suspect.train(mode)
+        with evaluating(suspect):
+            said, other = _nearness(*self._embedded(suspect, pair))
         return ((said - cosine) + 2) / 8 + ((distance - other) + 2) / 8
 
     def _mark(self) -> None:
@@ -207,8 +206,8 @@ class MFLOwner(Watermarked):
         seed = streams.integers(self.scene.secret, "mfl-owner", self.fleet.clients[row], count=1, below=2**62)
         random = torch.Generator().manual_seed(int(seed))
         size = pictures.shape[1]
-        start = torch.linalg.qr(torch.randn(size, size, generator=random)).Q.to(pictures)
-        matrix = start.clone().requires_grad_()
+        start: Tensor = torch.linalg.qr(torch.randn(size, size, generator=random)).Q
+        matrix = start.to(pictures).clone().requires_grad_()
         optimiser = torch.optim.Adam([matrix], lr=self.rate, eps=1e-5)
         apart = pictures - texts
         for _ in range(self.epochs):
