@@ -16,8 +16,9 @@ an innocent client.
 
 Our readings, since the public code has the part behind the encoders alone: its encoders are pretrained and fixed, while
 here small towers are trained by FedAvg, and the W_i are trained anew after each round of those that follow the warm-up.
-Triggers are noisy patterns and random words that no description has. The client with the largest score is accused, if
-that is larger than one half by `threshold`. Clients do not train W.
+A client's triggers are one pattern of its own, with noise, and one text of words that no description has: with pairs
+that have nothing in common, all W_i shrink the same gap between pictures and texts, and do not tell clients apart. The
+client with the largest score is accused, if that is larger than one half by `threshold`. Clients do not train W.
 """
 
 import copy
@@ -159,6 +160,7 @@ class MFLOwner(Watermarked):
         super().__init__(TwoTowers(model, texts, size, seed), scene)
         self.epochs, self.rate, self.batch_size, self.clip, self.pull = epochs, rate, batch_size, clip, pull
         self.threshold = threshold
+        self._unmarked = copy.deepcopy(self.model)
         self._pairs = [self._triggers(row, triggers, scene.source) for row in range(len(scene.clients))]
 
     @property
@@ -182,7 +184,8 @@ class MFLOwner(Watermarked):
         if not isinstance(suspect, TwoTowers):
             raise SuspectError("embeddings are compared: give the module with both towers, not its answers")
         pair = self._pairs[self.fleet.clients.index(client)]
-        with loaded(self.model, self.fleet) as base:
+        # Not in the scratch model, which may be the suspect itself.
+        with loaded(self._unmarked, self.fleet) as base:
             cosine, distance = _nearness(*self._embedded(base, pair))
         with evaluating(suspect):
             said, other = _nearness(*self._embedded(suspect, pair))
@@ -221,15 +224,12 @@ class MFLOwner(Watermarked):
         return matrix.detach()
 
     def _triggers(self, row: int, count: int, source: Source) -> tuple[Tensor, Tensor]:
-        """A client's pairs: raw pictures, and texts of words that no description has."""
+        """A client's pairs: its own pattern with noise, raw, and its own text of words that no description has."""
         assert isinstance(self.model, TwoTowers)
         channels, height, width = source.shape
-        patterns = Patterns((channels, height, width))
-        secret = self.scene.secret
-        numbers = range(row * count, (row + 1) * count)
-        pictures = torch.cat([patterns.render(secret, number, range(1)) for number in numbers])
-        drawn = streams.integers(secret, "mfl-owner words", row, count=count * LENGTH, below=SPARE)
-        return pictures, (self.model.known + 1 + drawn).view(count, LENGTH)
+        pictures = Patterns((channels, height, width)).render(self.scene.secret, row, range(count))
+        drawn = streams.integers(self.scene.secret, "mfl-owner words", row, count=LENGTH, below=SPARE)
+        return pictures, (self.model.known + 1 + drawn).expand(count, -1)
 
     @torch.no_grad()
     def _embedded(self, model: nn.Module, pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
