@@ -71,6 +71,9 @@ def test_table_1s_waffle_is_taught_the_images_own_labels() -> None:
     assert server.retraining == Rehearsal(1e-5, batch_size=32, least=20, passes=20, live=True, summed=True)
     server.collect(dict(server.dispatch()))
     assert 0 < float((server.fleet.base - before).abs().max()) < 0.1
+    # With more classes than digits there are still ten questions, each with its digit for an answer.
+    hundred = Waffle.make(net(100), scene("table1", classes=100, triggers=100))
+    assert (hundred.questions.count, hundred.retraining.rate) == (10, 1e-6)
     with pytest.raises(SettingError, match="--triggers mnist"):
         Waffle.make(net(), scene("table1", questions=Patterns((1, 8, 8))))
 

@@ -8,7 +8,7 @@ verified (`Verifiable`). The columns in which methods are compared follow from t
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, Self, get_args, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar, get_args, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -24,6 +24,8 @@ from tramark.vault.store import Vault
 
 Access = Literal["black-box", "white-box"]
 
+Number = TypeVar("Number", int, float)
+
 Origin = Literal["ours", "original", "table1"]
 """Whose parameters a baseline follows: ours, its own public code's, or those of the paper's Table 1, as they are in the
 first commit of the paper's authors."""
@@ -33,6 +35,11 @@ def check_origin(source: str, known: Sequence[Origin] = get_args(Origin)) -> Non
     """`SettingError` if a baseline does not know these parameters."""
     if source not in known:
         raise SettingError(f"no source {source!r} of parameters: there are {', '.join(known)}")
+
+
+def told(value: Number | None, otherwise: Number) -> Number:
+    """A parameter, or what it is if it was not told."""
+    return otherwise if value is None else value
 
 
 class Method(Protocol):

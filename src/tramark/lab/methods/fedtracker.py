@@ -48,7 +48,7 @@ from torch import Tensor, nn
 
 from tramark.errors import SettingError, SuspectError
 from tramark.fleet.aggregation import Aggregation
-from tramark.lab.methods.base import Declared, Finding, Origin, Scene, check_origin
+from tramark.lab.methods.base import Declared, Finding, Origin, Scene, check_origin, told
 from tramark.lab.methods.fingerprints import Carrier, Fingerprints, far_apart
 from tramark.lab.methods.taught import Rehearsal, Taught
 from tramark.suspects.base import Suspect
@@ -129,9 +129,9 @@ class FedTracker(Taught):
     ) -> None:
         check_origin(source)
         table1, ours = source == "table1", source == "ours"
-        clip = clip or (1.0 if ours else math.inf)
-        bits = bits or (4 if table1 and scene.classes == 100 else 128)
-        fingerprint_rate = fingerprint_rate or (5e-4 if table1 else 5e-3)
+        clip = told(clip, 1.0 if ours else math.inf)
+        bits = told(bits, 4 if table1 and scene.classes == 100 else 128)
+        fingerprint_rate = told(fingerprint_rate, 5e-4 if table1 else 5e-3)
         if table1:
             carrier = carrier or _papers_layer(model)
         if projection not in get_args(Projection):

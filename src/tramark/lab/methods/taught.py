@@ -64,10 +64,12 @@ class ClassQuestions:
 
         With `images`, a scene's labelled images stay what they are, and class c is the answer to those labelled c.
         """
-        source = scene.source
-        if isinstance(source, Patterns) or (isinstance(source, LabelledImages) and not images):
+        source, classes = scene.source, scene.classes
+        if isinstance(source, LabelledImages) and images:
+            classes = min(classes, int(source.labels.max()) + 1)
+        elif isinstance(source, Patterns | LabelledImages):
             source = WafflePatterns(source.shape, mean=source.mean, std=source.std)
-        return cls(source, scene.secret, scene.classes, **options)
+        return cls(source, scene.secret, classes, **options)
 
     @property
     def count(self) -> int:

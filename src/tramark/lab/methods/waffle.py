@@ -25,7 +25,7 @@ from torch import nn
 
 from tramark.errors import SettingError
 from tramark.keys.pictures import LabelledImages
-from tramark.lab.methods.base import Declared, Finding, Origin, Scene, check_origin
+from tramark.lab.methods.base import Declared, Finding, Origin, Scene, check_origin, told
 from tramark.lab.methods.taught import Rehearsal, Taught
 from tramark.suspects.base import Suspect
 
@@ -78,17 +78,15 @@ class Waffle(Taught):
         if source == "table1":
             if not isinstance(scene.source, LabelledImages):
                 raise SettingError("the paper's WAFFLE is taught labelled images: say --triggers mnist with it")
-            slow = 1e-5 if scene.classes < 100 else 1e-6
-            self.retraining = Rehearsal(
-                retraining_rate or slow, batch_size=32, least=20, passes=20, live=True, summed=True
-            )
+            slow = told(retraining_rate, 1e-6 if scene.classes == 100 else 1e-5)
+            self.retraining = Rehearsal(slow, batch_size=32, least=20, passes=20, live=True, summed=True)
             super().__init__(model, scene, **{"triggers": 1000, "images": True} | questions)
             return
         ours = source == "ours"
         colour = len(scene.source.shape) == 3 and scene.source.shape[0] > 1
         usual = 0.1 if ours or not colour else 5e-4
-        rate, retraining_rate = rate or usual, retraining_rate or (0.01 if ours else usual)
-        clip = clip or (1.0 if ours else math.inf)
+        rate, retraining_rate = told(rate, usual), told(retraining_rate, 0.01 if ours else usual)
+        clip = told(clip, 1.0 if ours else math.inf)
         often = 10 if (ours if doubling is None else doubling) else math.inf
         pretraining = Rehearsal(
             rate, momentum, weight_decay, batch_size, clip, goal, epochs, max(epochs, passes), often, statistics=True
