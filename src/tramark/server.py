@@ -126,7 +126,7 @@ class TraMark:
     @property
     def marked(self) -> bool:
         """Whether the models that are sent carry marks yet."""
-        return self.fleet.region is not None
+        return self.marking.injected
 
     def dispatch(self, clients: Iterable[str] | None = None) -> Mapping[str, dict[str, Tensor]]:
         """The models to send, by client (all, unless told); each is made when it is asked for.
@@ -181,9 +181,10 @@ class TraMark:
         self.drift.settle()
         self.round += 1
         survived = self.marking.steer()
-        if self.marked or self._beginning.due(self.round):
+        due = self._beginning.due(self.round + self.injection.early)
+        if self.marked or due:
             self.mark()
-        unbearable = not self.marked and self._beginning.due(self.round)
+        unbearable = due and self.fleet.region is None
         self._report = RoundReport(
             self.round,
             tuple(aggregation.taken),
@@ -191,7 +192,7 @@ class TraMark:
             marked=self.marked,
             survived=survived,
             made=self.marking.made,
-            begins_after=None if self.marked or unbearable else self._beginning.after,
+            begins_after=None if self.marked or unbearable else self._begins_after,
             unbearable=unbearable,
         )
         self._save()
@@ -285,13 +286,16 @@ class TraMark:
     def mark(self) -> None:
         """Make everyone's marks now; the first time, choose region and questions first. `collect` calls this.
 
-        If no layer bears marks as the base is now, there are none yet.
+        If no layer bears marks as the base is now, there are none yet. Nor are there if the first ones are made of what
+        clients return next (`Injection.waits`); before the first round, they are made at once.
         """
-        if not self.marked:
+        if self.fleet.region is None:
             begun = self.marking.begin(self.model, self.fleet, self.keyring, self.drift)
             if begun is None:
                 return
             self.keyring = self._drawn(begun)
+            if self.injection.waits and self.round:
+                return
         self._inject()
 
     def _drawn(self, keyring: Keyring) -> Keyring:
@@ -302,9 +306,15 @@ class TraMark:
 
         return draw_answers(self.vault, keyring, self._beacon)
 
+    @property
+    def _begins_after(self) -> int | None:
+        """The round after which models carry marks, if that is known."""
+        after, injection = self._beginning.after, self.injection
+        return None if after is None else after + injection.waits - injection.early
+
     def _mark_if_due(self) -> None:
         """Make the first marks between two rounds, if it is time: without warm-up, or if the settings changed."""
-        if not self.marked and self._beginning.due(self.round):
+        if self.fleet.region is None and self._beginning.due(self.round):
             self.mark()
             self._saved = False  # `dispatch` saves them
 

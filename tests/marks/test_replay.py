@@ -54,7 +54,7 @@ def test_layers_are_tried_with_the_last_warm_up_rounds_updates(monkeypatch: pyte
     begin = ClosedForm.begin
 
     def spied(self: ClosedForm, *given: object) -> object:
-        shown.append(given[-1])  # type: ignore[arg-type]
+        shown.append(given[-2])  # type: ignore[arg-type]
         return begin(self, *given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(ClosedForm, "begin", spied)

@@ -13,7 +13,7 @@ def methods(as_json: Annotated[bool, typer.Option("--json", help="Print the tabl
     from rich.table import Column, Table
 
     from tramark.lab.methods import METHODS
-    from tramark.lab.methods.table import COLUMNS, columns, summary
+    from tramark.lab.methods.table import ABSENT, COLUMNS, columns, summary
 
     if as_json:
         rows = {name: columns(method) | {"summary": summary(method)} for name, method in METHODS.items()}
@@ -27,4 +27,4 @@ def methods(as_json: Annotated[bool, typer.Option("--json", help="Print the tabl
     about = Table.grid(Column(no_wrap=True), Column(), padding=(0, 2))
     for name, method in METHODS.items():
         about.add_row(name, summary(method))
-    Console().print(table, about)
+    Console().print(table, about, *(f"\nNot compared: {name}. It {why}." for name, why in ABSENT.items()))

@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
@@ -22,7 +22,7 @@ from tramark.cli.common import (
 )
 from tramark.cli.trace import trace_suspect
 from tramark.errors import NoKey, SettingError
-from tramark.lab.names import MethodName, ModelName, PresetName, TriggerKind
+from tramark.lab.names import MethodName, ModelName, PresetName, SplitName, TriggerKind
 
 if TYPE_CHECKING:
     from tramark.lab.simulation.run import Settings
@@ -45,19 +45,29 @@ def run(
         ),
     ] = "auto",
     ratio: Annotated[
-        float, typer.Option(help="Share of the weights that carry marks (presets paper, released and late).")
+        float, typer.Option(help="Share of the weights that carry marks (presets paper and released).")
     ] = 0.01,
     method: Annotated[
-        MethodName, typer.Option(help="Method that the server follows; `tramark methods` compares them.")
+        str,
+        typer.Option(
+            metavar=f"[{'|'.join(get_args(MethodName))}]",
+            help="Method that the server follows; `tramark methods` compares them, those of other packages included.",
+        ),
     ] = "tramark",
     preset: Annotated[
         PresetName,
-        typer.Option(help="How marks are made: default is the closed form, the others are gradient steps."),
+        typer.Option(
+            help="How marks are made: default is the closed form, paper follows the paper's text, released its "
+            "authors' code. The last two also set --answers, --verification and --split, unless these are given."
+        ),
     ] = "default",
     answers: Annotated[
-        Literal["code", "label"],
-        typer.Option(help="Answers of the clients: code gives each a secret codeword, label one label (the paper's)."),
-    ] = "code",
+        Literal["code", "label"] | None,
+        typer.Option(
+            help="Answers of the clients: code gives each a secret codeword, label one label (the paper's). By "
+            "default, label with the presets paper and released, else code."
+        ),
+    ] = None,
     questions: Annotated[
         int | None,
         typer.Option(
@@ -68,11 +78,29 @@ def run(
     ] = None,
     triggers: Annotated[
         TriggerKind,
-        typer.Option(help="What questions are made of. auto: patterns for code answers, MNIST for label answers."),
+        typer.Option(
+            help="What questions are made of. auto: patterns for code answers; for label answers MNIST, or waffle for "
+            "more than ten clients."
+        ),
     ] = "auto",
+    trigger_count: Annotated[
+        int, typer.Option(min=1, help="Number of triggers that each client's model is trained on (label answers).")
+    ] = 100,
+    verification: Annotated[
+        Literal["held-out", "test-set"] | None,
+        typer.Option(
+            help="What issued models are verified with (label answers): 100 other triggers of each client, or all test "
+            "images of its label. By default, test-set with the presets paper and released."
+        ),
+    ] = None,
     split: Annotated[
-        Literal["iid", "dirichlet"], typer.Option(help="How the samples are distributed over the clients.")
-    ] = "iid",
+        SplitName | None,
+        typer.Option(
+            help="How the samples are distributed over the clients. iid-stratified deals out each label evenly; "
+            "dirichlet-capped gives a client that has its n-th part no more. By default iid, and iid-stratified "
+            "with the preset released."
+        ),
+    ] = None,
     gamma: Annotated[
         float, typer.Option(help="Parameter of the Dirichlet split. The smaller, the more the clients' data differ.")
     ] = 0.5,
@@ -82,7 +110,13 @@ def run(
     local_epochs: Annotated[int, typer.Option(help="Epochs that a client trains in a round.")] = 5,
     batch_size: Annotated[int, typer.Option(help="Batch size of the clients' training.")] = 64,
     lr: Annotated[float, typer.Option(min=0, help="Learning rate of the clients' training.")] = 0.01,
+    momentum: Annotated[float, typer.Option(min=0, max=1, help="Momentum of the clients' training.")] = 0.9,
+    weight_decay: Annotated[float, typer.Option(min=0, help="Weight decay of the clients' training.")] = 1e-4,
     sample_fraction: Annotated[float, typer.Option(help="Share of the clients that take part in each round.")] = 1.0,
+    evaluation_samples: Annotated[
+        int,
+        typer.Option(min=1, help="Number of test samples to measure on after each round; after the last, all."),
+    ] = 2000,
     seed: Annotated[
         int,
         typer.Option(
@@ -91,7 +125,10 @@ def run(
     ] = 0,
     option: Annotated[
         list[str] | None,
-        typer.Option(help="A parameter of the method, such as projection=reversed. Repeat the option for several."),
+        typer.Option(
+            help="A parameter of the method, such as projection=reversed, or of the preset: rate (η_w) and passes "
+            "(τ_w) of paper and released. Repeat the option for several."
+        ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder --out.")] = False,
     warm_from: Annotated[
@@ -134,13 +171,18 @@ def run(
         answers=answers,
         questions=questions,
         triggers=triggers,
+        trigger_count=trigger_count,
+        verification=verification,
         split=split,
         gamma=gamma,
         samples_per_client=samples_per_client,
         local_epochs=local_epochs,
         batch_size=batch_size,
         lr=lr,
+        momentum=momentum,
+        weight_decay=weight_decay,
         sample_fraction=sample_fraction,
+        evaluation_samples=evaluation_samples,
         seed=seed,
         options=pairs("--option", option or []),
     )

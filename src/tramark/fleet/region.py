@@ -156,31 +156,22 @@ def load_region(state: dict[str, Tensor], layout: Layout) -> Region:
 def smallest_weights(weights: Tensor, layout: Layout, ratio: float, *, per_tensor: bool = False) -> Places:
     """The ⌊ratio·d⌋ weights of smallest magnitude: over the whole model (the paper's text), or of each tensor.
 
-    Ties go to the earlier place, so that the region is the same on every machine. Per tensor, each gets its share of
-    the exact total, in the order of their remainders.
+    Ties go to the earlier place, so that the region is the same on every machine. Per tensor, the rest is rounded down,
+    as in the authors' code: numel − ⌊(1 − ratio)·numel⌋ of each, so that every tensor has one at least.
     """
     if not 0 < ratio < 1:
         raise SettingError(f"the region's ratio k must lie between 0 and 1, not {ratio}")
+    if per_tensor:
+        slots = [(slot, weights[slot.start : slot.stop]) for slot in layout.tensors.values()]
+        counts = [len(own) - int((1 - ratio) * len(own)) for _, own in slots]
+        own = (slot.start + _smallest(own, count) for (slot, own), count in zip(slots, counts, strict=True))
+        return Places(torch.cat(list(own)))
     total = int(ratio * layout.size + 1e-9)
     if total < 1:
         raise SettingError(
             f"a ratio of {ratio} of {layout.size} weights leaves no place for a mark: take {1 / layout.size:.2g}"
         )
-    if not per_tensor:
-        return Places(_smallest(weights, total))
-    slots = list(layout.tensors.values())
-    shares = [ratio * slot.shape.numel() for slot in slots]
-    counts = [int(share) for share in shares]
-    for i in sorted(range(len(slots)), key=lambda i: counts[i] - shares[i])[: total - sum(counts)]:
-        counts[i] += 1
-    return Places(
-        torch.cat(
-            [
-                slot.start + _smallest(weights[slot.start : slot.stop], count)
-                for slot, count in zip(slots, counts, strict=True)
-            ]
-        )
-    )
+    return Places(_smallest(weights, total))
 
 
 def _smallest(weights: Tensor, count: int) -> Tensor:

@@ -72,3 +72,13 @@ def load_state(model: nn.Module, state: State) -> None:
         if name in state:
             tensor.data = tensor.data.to(state[name].dtype)
     model.load_state_dict(dict(state))
+
+
+@contextmanager
+def seeded(generator: torch.Generator, device: torch.device) -> Iterator[None]:
+    """Torch's own generator, from which dropout and fresh layers draw: seeded from ours within the block, and as it was
+    after it."""
+    seed = int(torch.randint(2**62, (), generator=generator))
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield

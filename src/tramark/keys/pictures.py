@@ -177,7 +177,8 @@ class LabelledImages(Normalised):
 
     Question q is a secret sample of the images labelled q (modulo the number of labels; disjoint samples for
     questions that share a label), and its variants are the images of that sample. Images are resized to `shape`
-    and turned from grey to colour or back as needed.
+    and turned from grey to colour or back as needed. If the images are `ordered`, samples are not secret: they are
+    taken in the images' order, as the paper's authors do.
     """
 
     images: Tensor
@@ -187,11 +188,13 @@ class LabelledImages(Normalised):
     std: tuple[float, ...] = ()
     name: str = "images"
     per_question: int = 200
+    ordered: bool = False
 
     def render(self, secret: bytes, question: int, variants: range) -> Tensor:
         kinds = int(self.labels.max()) + 1
         members = torch.nonzero(self.labels == question % kinds).flatten()
-        order = members[streams.permutation(secret, "images", question % kinds, count=len(members))]
+        secretly = streams.permutation(secret, "images", question % kinds, count=len(members))
+        order = members if self.ordered else members[secretly]
         first = question // kinds * self.per_question
         wanted = torch.tensor([first + v for v in variants], dtype=torch.int64)
         if variants.stop > self.per_question or first + variants.stop > len(order):
@@ -199,17 +202,12 @@ class LabelledImages(Normalised):
                 f"question {question} wants {variants.stop} images labelled {question % kinds} of {self.name!r}, "
                 f"which has {len(order)} of them in samples of {self.per_question}: ask for fewer questions or variants"
             )
-        picture = self.images[order[wanted]].double()
-        channels, height, width = self.shape
-        if picture.shape[1] != channels:
-            picture = picture.mean(1, keepdim=True).expand(-1, channels, -1, -1)
-        if picture.shape[-2:] != (height, width):
-            picture = F.interpolate(picture, size=(height, width), mode="bilinear", antialias=True)
-        return picture.round().clamp(0, 255).to(torch.uint8)
+        return fitted(self.images[order[wanted]], self.shape)
 
     def describe(self) -> dict[str, Any]:
         digest = hashlib.sha256(self.images.numpy().tobytes() + self.labels.numpy().tobytes()).hexdigest()
-        return {
+        # Descriptions of early versions do not have it: their keyrings' fingerprints must not change.
+        return ({"ordered": True} if self.ordered else {}) | {
             "kind": "images",
             "shape": self.shape,
             "mean": self.mean,
@@ -218,6 +216,17 @@ class LabelledImages(Normalised):
             "per_question": self.per_question,
             "sha256": digest,
         }
+
+
+def fitted(images: Tensor, shape: tuple[int, int, int]) -> Tensor:
+    """Bytes of N×C×H×W images in another size, and from grey to colour or back."""
+    channels, height, width = shape
+    picture = images.double()
+    if picture.shape[1] != channels:
+        picture = picture.mean(1, keepdim=True).expand(-1, channels, -1, -1)
+    if picture.shape[-2:] != (height, width):
+        picture = F.interpolate(picture, size=(height, width), mode="bilinear", antialias=True)
+    return picture.round().clamp(0, 255).to(torch.uint8)
 
 
 def images_of(source: object) -> tuple[Tensor, Tensor] | None:

@@ -18,7 +18,7 @@ Everything runs in evaluation mode: neither dropout nor the questions' batch sta
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -91,6 +91,8 @@ class ClosedForm:
     margin: float | None = None
     near: float = 0.1
     retouch: int = 60
+    early: ClassVar[bool] = False
+    waits: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not 0 < self.near < 1:
@@ -108,7 +110,13 @@ class ClosedForm:
         return tuple(name for name, _ in model.named_modules() if name in self.layer_names)
 
     def begin(
-        self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift, updates: Sequence[Mapping[str, Tensor]]
+        self,
+        model: nn.Module,
+        fleet: Fleet,
+        keyring: Keyring,
+        drift: Drift,
+        updates: Sequence[Mapping[str, Tensor]],
+        local: Tensor | None = None,
     ) -> tuple[Keyring, Plan] | None:
         layers = tuple(name.removesuffix(".weight") for name in drift.layers)
         if keyring.assignment == "label":

@@ -27,6 +27,7 @@ class Plan:
     limit : what the marks may cost at most.
     calm : how large clients' updates of the other layers were before there were marks; zero if not known.
     vain : rounds for which the largest cost has not been enough.
+    times : how often marks were made before.
     """
 
     layers: tuple[str, ...] = ()
@@ -34,6 +35,7 @@ class Plan:
     limit: float = 0.01
     calm: float = 0.0
     vain: int = 0
+    times: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain values."""
@@ -88,6 +90,14 @@ def made_of(led: Tensor, sheet: AnswerSheet, layers: Sequence[str], clients: Seq
 class Injection(Protocol):
     """A way to make marks."""
 
+    @property
+    def early(self) -> bool:
+        """Whether the region is chosen a round before the warm-up ends, from the first client's own weights."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether the first marks are made a round after the region was chosen, from clients' own weights in it."""
+
     def layers(self, model: nn.Module, odd: Collection[str] = ()) -> tuple[str, ...]:
         """Names of the layers whose inputs' second moment is wanted: those that marks may be written into.
 
@@ -95,12 +105,18 @@ class Injection(Protocol):
         """
 
     def begin(
-        self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift, updates: Sequence[Mapping[str, Tensor]]
+        self,
+        model: nn.Module,
+        fleet: Fleet,
+        keyring: Keyring,
+        drift: Drift,
+        updates: Sequence[Mapping[str, Tensor]],
+        local: Tensor | None = None,
     ) -> tuple[Keyring, Plan] | None:
         """Choose region and questions at the end of warm-up; returns the keyring with the chosen questions.
 
-        `updates` are some clients' last updates, to see what training would do to marks. None if the model does not
-        bear marks as it is now.
+        `updates` are some clients' last updates, to see what training would do to marks; `local` are the weights that
+        the first client returned, if they are known. None if the model does not bear marks as it is now.
         """
 
     def inject(self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift, plan: Plan) -> Made | None:

@@ -26,12 +26,14 @@ class Marking:
     """The last updates of warm-up, on which layers are tried."""
     came: int = 1
     """How many updates were used in the last round."""
+    injected: bool = False
+    """Whether models carry marks yet: a region alone is none."""
     _survival: Survival | None = None
 
     def watch(self, model: nn.Module, keyring: Keyring, fleet: Fleet, round: int) -> Callable[[str, State], None]:
         """What to show the models that come back in a round: it measures marks, or remembers updates until then."""
-        if fleet.region is None:
-            self.replay = Replay(fleet)
+        if not self.injected:
+            self.replay = Replay(fleet, local=self.injection.early)
             return self.replay.watch
         self._survival = Survival(model, keyring, fleet, round, self.came)
         return self._survival.watch
@@ -48,8 +50,8 @@ class Marking:
 
         None if the model does not bear marks as it is now.
         """
-        updates = self.replay.updates if self.replay else []
-        begun = self.injection.begin(model, fleet, keyring, drift, updates)
+        updates, local = (self.replay.updates, self.replay.local) if self.replay else ([], None)
+        begun = self.injection.begin(model, fleet, keyring, drift, updates, local)
         if begun is None:
             return None
         keyring, self.plan = begun
@@ -62,15 +64,18 @@ class Marking:
     def inject(self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift) -> None:
         """Make everyone's marks as planned."""
         self.made = self.injection.inject(model, fleet, keyring, drift, self.plan)
+        self.plan = replace(self.plan, times=self.plan.times + 1)
+        self.injected, self.replay = True, None
 
     def state_dict(self) -> dict[str, Any]:
         """The plan, and what is known of the last marks and of the last round."""
         made = None if self.made is None else asdict(self.made)
-        return {"plan": self.plan.to_dict(), "made": made, "came": self.came}
+        return {"plan": self.plan.to_dict(), "made": made, "came": self.came, "injected": self.injected}
 
     def load_state_dict(self, state: Mapping[str, Any], fleet: Fleet, drift: Drift) -> None:
         """Go on from a state. Those of early versions have no plan, but their region tells where marks are."""
         self.came = int(state.get("came", 1))
+        self.injected = bool(state.get("injected", fleet.region is not None))
         if fleet.region is None:
             return
         if "plan" in state:

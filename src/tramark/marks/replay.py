@@ -16,14 +16,21 @@ UPDATES = 2
 
 
 class Replay:
-    """The first few updates of a round: differences between what came back and what was sent."""
+    """The first few updates of a round: differences between what came back and what was sent.
 
-    def __init__(self, fleet: Fleet) -> None:
+    With `local`, also the weights that the first of the fleet's clients among them returned.
+    """
+
+    def __init__(self, fleet: Fleet, *, local: bool = False) -> None:
         self._fleet = fleet
         self.updates: list[dict[str, Tensor]] = []
+        self.local: Tensor | None = None
+        self._row = len(fleet.clients) if local else 0
 
     def watch(self, client: str, returned: State) -> None:
         """Remember one client's update, unless there are enough."""
+        if (row := self._fleet.clients.index(client)) < self._row:
+            self._row, self.local = row, self._fleet.layout.flatten(returned)
         if len(self.updates) == UPDATES:
             return
         # A tensor that has two names is taken once, or it would be changed twice. Counters do not matter.

@@ -40,6 +40,9 @@ SERVED = {
     "hide-classes", "refuse",
 }  # fmt: skip
 
+# The default is made for one training at the end, not for one after each round.
+QUICK: dict[str, dict[str, Any]] = {"mfl-owner": {"epochs": 30, "triggers": 64, "size": 32}}
+
 Stages = Callable[[str], Stage]
 
 
@@ -48,7 +51,7 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> Stages:
     @cache
     def stage(method: str) -> Stage:
         folder = tmp_path_factory.mktemp(method)
-        run(Settings(**TINY, method=method), folder)
+        run(Settings(**TINY, method=method, options=QUICK.get(method, {})), folder)
         return Stage.of(folder)
 
     return stage

@@ -546,8 +546,10 @@ class TestOverwrite:
 
     def test_the_paper_s_way(self) -> None:
         model = trained("mlp")
-        attack = Overwrite(dummies=2, rounds=2, epochs=1, preset="paper", questions=16, pool=16)
-        region = attack.federation(model, loot()).fleet.region
+        attack = Overwrite(dummies=2, rounds=1, epochs=1, preset="paper", questions=16, pool=16)
+        server = attack.federation(model, loot())
+        assert server.marked
+        region = server.fleet.region
         assert region is not None
         assert region.size == int(0.01 * sum(weight.numel() for weight in model.parameters()))
         assert moved(model, taken(attack, model))

@@ -24,15 +24,10 @@ from tramark.keys.pictures import Patterns, WafflePatterns
 from tramark.keys.sources import Source, Tokens, Vectors
 from tramark.lab.methods import FedAvg, Method, Scene, Verifiable
 from tramark.lab.methods.base import Declared
-from tramark.lab.methods.fedtracker import (
-    Carrier,
-    FedTracker,
-    Fingerprints,
-    Projection,
-    far_apart,
-    project,
-)
-from tramark.lab.methods.waffle import ClassQuestions, Rehearsal, Waffle
+from tramark.lab.methods.fedtracker import FedTracker, Projection, project
+from tramark.lab.methods.fingerprints import Carrier, Fingerprints, far_apart
+from tramark.lab.methods.taught import ClassQuestions, Rehearsal
+from tramark.lab.methods.waffle import Waffle
 from tramark.lab.models import build
 from tramark.lab.simulation.client import LocalTraining
 from tramark.lab.simulation.run import Settings, run

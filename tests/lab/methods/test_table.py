@@ -25,6 +25,7 @@ from tramark.suspects.module import ModuleSuspect
 OPTIONS: dict[str, dict[str, Any]] = {
     "tramark": {"questions": 80},
     "blackcatt": {"questions": 200, "steps": 80, "rate": 0.05, "peers": 2},
+    "mfl-owner": {"epochs": 60, "triggers": 64, "size": 32},
 }
 TRAINING = {"fedcrmw": LocalTraining(epochs=5, batch_size=16, lr=0.03)}
 MADE = list(METHODS)
@@ -74,6 +75,9 @@ def federation(name: str) -> Federation:
 def unmarked(name: str) -> list[nn.Module]:
     """Models that were trained for the same task, and one that was not trained at all."""
     method = federation(name).method
+    if name == "mfl-owner":
+        # A model of its own kind: the towers without a matrix, and such as were not trained at all.
+        return [with_state(method, method.fleet.state()), make(name).model.eval()]
     return [
         with_state(method, federation("fedavg").method.fleet.state()),
         net(seed=9).eval(),

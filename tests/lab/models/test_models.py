@@ -9,8 +9,11 @@ from tramark.lab.models import NAMES, build
 SHAPES: dict[str, list[tuple[int, ...]]] = {
     "cnn": [(1, 28, 28), (1, 8, 8), (3, 32, 32), (1, 13, 21)],
     "small-cnn": [(3, 32, 32), (1, 28, 28), (1, 8, 8)],
+    "cnn-bn": [(1, 28, 28)],
     "alexnet": [(3, 32, 32)],
+    "alexnet-bn": [(3, 32, 32)],
     "vgg16": [(3, 32, 32)],
+    "vgg16-bn": [(3, 32, 32)],
     "resnet18": [(3, 16, 16), (1, 8, 8), (3, 66, 72)],
     "vit": [(3, 64, 64), (1, 28, 28), (3, 16, 24)],
     "vit-b16": [(3, 32, 32)],
@@ -56,7 +59,7 @@ def test_models_answer_and_can_be_traced(name: str, shape: tuple[int, ...]) -> N
         ("alexnet", (3, 32, 32), 10, 35.86),
         ("vgg16", (3, 32, 32), 10, 134.30),
         ("resnet18", (3, 32, 32), 10, 11.17),
-        ("vit", (3, 64, 64), 200, 12.85),
+        ("vit", (3, 64, 64), 200, 12.84),
         ("vit-b16", (3, 224, 224), 1000, 86.57),
     ],
 )
@@ -102,3 +105,32 @@ def test_padding_counts_for_nothing_in_text() -> None:
 def test_what_cannot_be_built_is_refused(name: str, shape: tuple[int, ...], classes: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build(name, input_shape=shape, classes=classes)
+
+
+def test_the_papers_nets_begin_as_in_its_authors_code() -> None:
+    vit = build("vit", input_shape=(3, 64, 64), classes=200, seed=0)
+    for name in ("token", "places"):
+        assert float(vit.get_parameter(name).std()) == pytest.approx(1, abs=0.1)
+    assert [m.p for m in vit.modules() if isinstance(m, nn.Dropout)] == [0.1] * 6
+    assert not any(name.endswith("qkv.bias") for name, _ in vit.named_parameters())
+    vgg = build("vgg16", input_shape=(3, 32, 32), classes=100, seed=0)
+    for name, layer in vgg.named_modules():
+        if isinstance(layer, nn.Conv2d):
+            assert float(layer.weight.std()) == pytest.approx((2 / (9 * layer.out_channels)) ** 0.5, rel=0.1), name
+        if isinstance(layer, nn.Linear):
+            assert float(layer.weight.std()) == pytest.approx(0.01, rel=0.1), name
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            assert layer.bias is not None
+            assert not layer.bias.any()
+
+
+@pytest.mark.parametrize("name", ["cnn-bn", "alexnet-bn", "vgg16-bn"])
+def test_every_convolution_is_normalised(name: str) -> None:
+    with torch.device("meta"):
+        layers = list(build(name, input_shape=(3, 32, 32), classes=10).named_children())
+    convolutions = [i for i, (_, layer) in enumerate(layers) if isinstance(layer, nn.Conv2d)]
+    assert len(convolutions) >= 2
+    for i in convolutions:
+        behind, norm = layers[i + 1]
+        assert isinstance(norm, nn.BatchNorm2d)
+        assert behind == layers[i][0].replace("conv", "norm")

@@ -86,3 +86,22 @@ def test_impossible_splits_are_refused() -> None:
     with pytest.raises(ValueError, match="ask for a larger gamma"):
         # Four labels that are hardly ever split cannot reach five clients.
         dirichlet(labels % 4, 5, gamma=0.001, generator=generator)
+
+
+def test_a_stratified_split_gives_everybody_as_many_of_each_label() -> None:
+    labels = torch.randint(5, (1003,), generator=torch.Generator().manual_seed(0))
+    shares = iid(labels, 4, generator=torch.Generator().manual_seed(1), stratified=True)
+    assert sorted(torch.cat(shares).tolist()) == list(range(1003))
+    for label in range(5):
+        counts = [int((labels[share] == label).sum()) for share in shares]
+        assert max(counts) - min(counts) <= 1
+
+
+def test_a_capped_dirichlet_split_gives_nobody_much_more_than_its_part() -> None:
+    labels = torch.arange(5000) % 10
+    shares = dirichlet(labels, 5, gamma=0.5, generator=torch.Generator().manual_seed(0), capped=True)
+    assert sorted(torch.cat(shares).tolist()) == list(range(5000))
+    # Whoever has a fifth gets no further label: at most one label beyond it.
+    assert max(len(share) for share in shares) < 1000 + 500
+    free = dirichlet(labels, 5, gamma=0.5, generator=torch.Generator().manual_seed(0))
+    assert max(len(share) for share in free) > max(len(share) for share in shares)

@@ -18,8 +18,9 @@ from typer.testing import CliRunner
 from tramark import TraMark, trace
 from tramark.cli import app, main
 from tramark.errors import CheckpointError, SettingError, VaultError
+from tramark.keys.pictures import WafflePatterns
 from tramark.keys.sources import Source, Tokens, Vectors
-from tramark.lab.data import Dataset
+from tramark.lab.data import Dataset, load
 from tramark.lab.methods import Traced
 from tramark.lab.models import build
 from tramark.lab.simulation.client import LocalTraining, accuracy, predict
@@ -51,7 +52,7 @@ def test_a_run_writes_all_it_promises_and_its_models_are_traced(tmp_path: Path) 
     assert result.exit_code == 0, result.output
     summary = json.loads((out / "summary.json").read_text())
     assert set(summary) == {
-        "ma", "vr", "confidence", "confidence_trained", "leakage", "interval", "kl", "seconds", "per_client",
+        "ma", "ma_best", "vr", "confidence", "confidence_trained", "leakage", "interval", "kl", "seconds", "per_client",
     }  # fmt: skip
     assert summary["vr"] == 1.0
     assert summary["confidence"] > 0.95
@@ -367,3 +368,74 @@ def test_tables_and_text(kind: str, enough: float) -> None:
         "a": line["per_client"]["a"]["ma"],
         "b": line["per_client"]["b"]["ma"],
     }
+
+
+def with_digits_for_mnist(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Questions are made of scikit-learn's digits instead of MNIST's, which would have to be fetched."""
+    monkeypatch.setattr("tramark.lab.simulation.triggers.data.load", lambda name, **_: load("digits"))
+
+
+@pytest.mark.parametrize("preset", ["paper", "released"])
+def test_a_preset_alone_is_the_paper(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_digits_for_mnist(monkeypatch)
+    settings = Settings(**SMALL, rounds=4, warmup=2, preset=preset, trigger_count=20)
+    assert (settings.answers, settings.verification) == ("label", "test-set")
+    assert settings.split == {"paper": "iid", "released": "iid-stratified"}[preset]
+    simulation = prepare(settings)
+    method = simulation.method
+    assert isinstance(method, Traced)
+    assert simulation.weighted == (preset == "released")
+    digits = load("digits")
+    assert [len(own) for own in method.tests] == [int((digits.test_labels == i).sum()) for i in range(4)]
+    assert method.keyring.train_variants == 20
+    first = digits.train_inputs[digits.train_labels == 2][:20]
+    assert torch.equal(method.keyring.raw([2], "train")[0], first) == (preset == "released")
+    lines = [simulation.step() for _ in range(3)]
+    assert [("vr" in line) for line in lines] == ([False, False, True] if preset == "paper" else [False, True, True])
+
+
+def test_verification_with_a_test_set_is_algorithm_3(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_digits_for_mnist(monkeypatch)
+    settings = Settings(**SMALL, rounds=4, warmup=0, preset="released", options={"rate": 0.02, "passes": 3})
+    method = prepare(Settings(**vars(settings) | {"trigger_count": 40})).method
+    assert isinstance(method, Traced)
+    found = method.measure()
+    wins = 0
+    for i, client in enumerate(method.fleet.clients):
+        model = method.client_model(client)
+        prepared = [method.keyring.source.prepare(own) for own in method.tests]
+        accuracies = [round(100 * accuracy(model, x, torch.full((len(x),), j)), 2) for j, x in enumerate(prepared)]
+        wins += accuracies.index(max(accuracies)) == i
+        assert found["per_client"][client]["confidence"] == pytest.approx(accuracies[i] / 100, abs=1e-4)
+    assert found["vr"] == wins / 4
+    few = method.measure(8)
+    assert few["per_client"].keys() == found["per_client"].keys()
+
+
+def test_more_clients_than_digits_are_refused_or_get_waffle_patterns(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_digits_for_mnist(monkeypatch)
+    many = SMALL | {"clients": 12, "samples_per_client": 50, "rounds": 2, "warmup": 1, "answers": "label"}
+    with pytest.raises(SettingError, match="ten kinds"):
+        prepare(Settings(**many, triggers="mnist"))
+    assert isinstance(prepare(Settings(**many)).method.keyring.source, WafflePatterns)  # type: ignore[attr-defined]
+    with pytest.raises(SettingError, match="no codewords"):
+        Settings(**many | {"answers": "code"}, verification="test-set")
+
+
+def test_how_clients_train_and_are_measured_can_be_told() -> None:
+    simulation = prepare(
+        Settings(**SMALL, rounds=2, warmup=1, momentum=0.5, weight_decay=0.0, evaluation_samples=50, method="fedavg")
+    )
+    assert (simulation.training.momentum, simulation.training.weight_decay) == (0.5, 0.0)
+    assert simulation.evaluation_samples == 50
+
+
+def test_a_warm_up_with_clients_own_weights_can_be_taken_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_digits_for_mnist(monkeypatch)
+    settings = Settings(**SMALL, rounds=4, warmup=2, preset="released", trigger_count=20)
+    run(settings, tmp_path / "first")
+    run(settings, tmp_path / "second", warm_from=tmp_path / "first")
+    assert same(tmp_path / "first" / "models", tmp_path / "second" / "models")
+    run(Settings(**SMALL, rounds=3, warmup=2), tmp_path / "default")
+    with pytest.warns(UserWarning, match="those of the average"):
+        run(settings, tmp_path / "third", warm_from=tmp_path / "default")

@@ -6,6 +6,7 @@ from functools import partial
 from tramark.lab.attacks.adversarial import AdversarialTraining
 from tramark.lab.attacks.answers import HideClasses, LabelOnly, Randomise, Round
 from tramark.lab.attacks.base import Attack, Collusion, Loot
+from tramark.lab.attacks.clp import CLP
 from tramark.lab.attacks.collusion import Average, Extreme, MixTensors, MixWeights
 from tramark.lab.attacks.convert import Onnx
 from tramark.lab.attacks.detector import Refuse
@@ -13,6 +14,7 @@ from tramark.lab.attacks.difference import Difference, DifferenceDirections
 from tramark.lab.attacks.distil import Distil, Extract, Knockoff
 from tramark.lab.attacks.fineprune import FinePrune
 from tramark.lab.attacks.finetune import FineTune, Retrain
+from tramark.lab.attacks.ibau import IBAU
 from tramark.lab.attacks.informed import (
     AntiPatterns,
     GuessQuestions,
@@ -21,6 +23,7 @@ from tramark.lab.attacks.informed import (
     QuietWeights,
     RetrainLayer,
 )
+from tramark.lab.attacks.nad import NAD
 from tramark.lab.attacks.noise import WeightNoise, WeightShift
 from tramark.lab.attacks.overwrite import Overwrite
 from tramark.lab.attacks.permute import PermuteUnits, RescaleUnits
@@ -29,7 +32,10 @@ from tramark.lab.attacks.quantise import Cast, FewBits, Int8
 from tramark.lab.attacks.regularise import Regularise
 from tramark.lab.attacks.rnp import RNP
 from tramark.lab.attacks.smooth import LabelSmoothing
+from tramark.lab.attacks.spectrum import ReverseEdit
 from tramark.lab.attacks.transforms import Transform
+from tramark.lab.attacks.wrk import WRK
+from tramark.lab.plugins import plugged
 
 ATTACKS: dict[str, Callable[..., Attack | Collusion]] = {
     # On the weights themselves, and by training.
@@ -58,6 +64,12 @@ ATTACKS: dict[str, Callable[..., Attack | Collusion]] = {
     "permute-units": PermuteUnits,
     "rescale-units": RescaleUnits,
     "onnx": Onnx,
+    "wrk": WRK,
+    "reverse-edit": ReverseEdit,
+    "reverse-edit-top": partial(ReverseEdit, end="top", rank=1),
+    "clp": CLP,
+    "nad": NAD,
+    "i-bau": IBAU,
     # At inference, by collusion, and the informed thief's.
     "jpeg": partial(Transform, "jpeg"),
     "blur": partial(Transform, "blur"),
@@ -83,5 +95,6 @@ ATTACKS: dict[str, Callable[..., Attack | Collusion]] = {
     "guess-questions": GuessQuestions,
     "prune-and-tune": PruneAndTune,
 }
+ATTACKS |= plugged("tramark.attacks", ATTACKS)
 
 __all__ = ["ATTACKS", "Attack", "Collusion", "Loot"]

@@ -57,7 +57,7 @@ class AdversarialTraining:
         self, model: nn.Module, inputs: Tensor, labels: Tensor, loot: Loot, random: torch.Generator
     ) -> Tensor:
         """Inputs, as the model takes them, moved to where it fails; the model's mode and weights stay as they are."""
-        low, high, reach = _range(inputs, loot)
+        low, high, reach = input_range(inputs, loot)
         reach = self.epsilon * reach
         start = 2 * torch.rand(inputs.shape, generator=random).to(inputs) - 1
         moved = (inputs + reach * start).clamp(low, high)
@@ -74,7 +74,7 @@ class AdversarialTraining:
         return moved
 
 
-def _range(inputs: Tensor, loot: Loot) -> tuple[Tensor, Tensor, Tensor]:
+def input_range(inputs: Tensor, loot: Loot) -> tuple[Tensor, Tensor, Tensor]:
     """The lowest and highest values an input can take, and the unit in which ε is told."""
     one = torch.ones_like(inputs[:1])
     if loot.dataset.kind != "image":

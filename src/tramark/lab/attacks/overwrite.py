@@ -76,7 +76,9 @@ class Overwrite:
             secret=hashlib.sha256(f"thief {self.seed}".encode()).digest(),
         )
         own = {} if self.preset == "default" else {"ratio": self.ratio}
-        server = TraMark(stolen, keyring, warmup_rounds=1, injection=preset_named(self.preset, **own))
+        injection = preset_named(self.preset, **own)
+        # Marks that would wait for what clients return are made at once, so that even one round leaves some.
+        server = TraMark(stolen, keyring, warmup_rounds=0 if injection.waits else 1, injection=injection)
         parts = [loot.indices[part] for part in partition.iid(loot.labels, len(names), generator=random)]
         training = LocalTraining(epochs=self.epochs, batch_size=BATCH, lr=self.lr)
         for _ in range(self.rounds):

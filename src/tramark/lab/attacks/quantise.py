@@ -15,9 +15,9 @@ from torch.ao.quantization import quantize_fx
 from torch.nn import functional as F
 
 from tramark.errors import SettingError, one_line
+from tramark.fleet.scratch import seeded
 from tramark.lab.attacks.base import Loot, copied, generator
 from tramark.lab.attacks.training import check_training, layers, some, train
-from tramark.lab.simulation.client import seeded
 
 # What static quantisation treats. Sums, attention, layer norms and token ids stay as they are: in eight bits the first
 # would cost a transformer its accuracy, and the last mean nothing.

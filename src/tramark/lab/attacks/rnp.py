@@ -2,14 +2,15 @@
 
 Channels that a model uses for its task are told from those that it uses for something else by making it forget the
 task. 1. *Unlearn*: maximise the cross-entropy of a few clean samples until hardly any is answered rightly.
-2. *Recover*: with those weights frozen, learn a mask m ∈ [0, 1] a channel that brings the task back, min_m 0.2·CE.
+2. *Recover*: with those weights frozen, learn a mask m ∈ [0, 1] a channel that brings the task back, min_m 0.2·CE. The
+net is in training mode, as in the source: batch norm uses the batches' own statistics, and dropout drops.
 3. *Prune* the model as it was where m ≤ t. With batch norm, masks lie on the norms' weights; without, on the rows of
 convolutions and linear layers but the last; in a vision transformer on the units of its two-layer nets, the heads and
 the norms' weights. What a mask scales is what is pruned: biases stay.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -19,13 +20,16 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
 from tramark.errors import SettingError
-from tramark.fleet.scratch import device_of
+from tramark.fleet.scratch import device_of, seeded
 from tramark.lab.attacks.base import Loot, copied, generator
 from tramark.lab.attacks.training import batches, check_training, hidden_layers, some
 from tramark.lab.models.vit import Attention, Block
-from tramark.lab.simulation.client import accuracy, seeded
+from tramark.lab.simulation.client import accuracy
 
 BATCH = 128
+
+THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(19))
+"""Those that the source sweeps."""
 
 
 Masks = dict[str, Tensor]
@@ -34,8 +38,8 @@ Masks = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class RNP:
-    """Unlearn, recover, prune. `masks` does the first two, which do not depend on the threshold: to sweep it, call
-    `prune` with them.
+    """Unlearn, recover, prune. `masks` does the first two, which do not depend on the threshold: `sweep` makes the
+    models of several thresholds from one of them.
 
     Parameters
     ----------
@@ -75,6 +79,14 @@ class RNP:
         clean = some(loot, self.samples, random)
         return self._recover(self._unlearn(model, clean, random), clean, random)
 
+    def sweep(
+        self, model: nn.Module, loot: Loot, thresholds: Sequence[float] = THRESHOLDS
+    ) -> Iterator[tuple[float, nn.Module]]:
+        """Each threshold with the model that is pruned by it; by default from 0 to 0.9 by 0.05."""
+        masks = self.masks(model, loot)
+        for threshold in thresholds:
+            yield threshold, replace(self, threshold=threshold).prune(model, masks)
+
     @torch.no_grad()
     def prune(self, model: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:
         """A copy of the model without the channels whose mask is at or below the threshold."""
@@ -108,16 +120,18 @@ class RNP:
         weights = {name: model.get_parameter(name).detach() for name in self._places(model)}
         masks = {name: torch.ones(count, device=device).requires_grad_() for name, count in self._places(model).items()}
         optimiser = torch.optim.SGD(masks.values(), lr=self.recovery_lr, momentum=0.9)
-        for _ in range(self.recovery_epochs):
-            for inputs, labels in batches(clean, random, device, size=BATCH, whole=True):
-                masked = {name: weight * _spread(masks[name], weight) for name, weight in weights.items()}
-                loss = self.alpha * F.cross_entropy(functional_call(model, masked, (inputs,)), labels)
-                optimiser.zero_grad()
-                loss.backward()
-                optimiser.step()
-                with torch.no_grad():
-                    for mask in masks.values():
-                        mask.clamp_(0, 1)
+        model.train()
+        with seeded(random, device):
+            for _ in range(self.recovery_epochs):
+                for inputs, labels in batches(clean, random, device, size=BATCH, whole=True):
+                    masked = {name: weight * _spread(masks[name], weight) for name, weight in weights.items()}
+                    loss = self.alpha * F.cross_entropy(functional_call(model, masked, (inputs,)), labels)
+                    optimiser.zero_grad()
+                    loss.backward()
+                    optimiser.step()
+                    with torch.no_grad():
+                        for mask in masks.values():
+                            mask.clamp_(0, 1)
         return {name: mask.detach() for name, mask in masks.items()}
 
     def _places(self, model: nn.Module) -> dict[str, int]:

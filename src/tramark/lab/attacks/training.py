@@ -15,9 +15,9 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
 from tramark.errors import SettingError
-from tramark.fleet.scratch import device_of
+from tramark.fleet.scratch import device_of, seeded
 from tramark.lab.attacks.base import Loot
-from tramark.lab.simulation.client import LocalTraining, crop_and_flip, seeded
+from tramark.lab.simulation.client import LocalTraining, crop_and_flip
 from tramark.marks.split import channels_last
 
 Layer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d

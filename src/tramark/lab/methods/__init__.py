@@ -6,9 +6,11 @@ from tramark.lab.methods.fedavg import FedAvg
 from tramark.lab.methods.fedcrmw import FedCRMW
 from tramark.lab.methods.fedipr import FedIPR
 from tramark.lab.methods.fedtracker import FedTracker
+from tramark.lab.methods.mfl_owner import MFLOwner
 from tramark.lab.methods.robwe import RobWE
 from tramark.lab.methods.tramark import Traced
 from tramark.lab.methods.waffle import Waffle
+from tramark.lab.plugins import plugged
 
 METHODS: dict[str, type[Maker]] = {
     "fedavg": FedAvg,
@@ -19,6 +21,8 @@ METHODS: dict[str, type[Maker]] = {
     "robwe": RobWE,
     "fedcrmw": FedCRMW,
     "blackcatt": BlackCATT,
+    "mfl-owner": MFLOwner,
 }
+METHODS |= plugged("tramark.methods", METHODS)
 
 __all__ = ["METHODS", "ClientSide", "FedAvg", "Finding", "Maker", "Method", "Scene", "Traced", "Verifiable"]

@@ -5,13 +5,14 @@ optional: `train_client`, if clients must do something of their own (`ClientSide
 verified (`Verifiable`). The columns in which methods are compared follow from these and from `Declared`.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar, get_args, runtime_checkable
 
 from torch import Tensor, nn
 
+from tramark.errors import SettingError
 from tramark.fleet.aggregation import Incoming, Samples
 from tramark.fleet.fleet import Fleet
 from tramark.keys.keyring import Keyring
@@ -22,6 +23,23 @@ from tramark.suspects.base import Suspect
 from tramark.vault.store import Vault
 
 Access = Literal["black-box", "white-box"]
+
+Number = TypeVar("Number", int, float)
+
+Origin = Literal["ours", "original", "table1"]
+"""Whose parameters a baseline follows: ours, its own public code's, or those of the paper's Table 1, as they are in the
+first commit of the paper's authors."""
+
+
+def check_origin(source: str, known: Sequence[Origin] = get_args(Origin)) -> None:
+    """`SettingError` if a baseline does not know these parameters."""
+    if source not in known:
+        raise SettingError(f"no source {source!r} of parameters: there are {', '.join(known)}")
+
+
+def told(value: Number | None, otherwise: Number) -> Number:
+    """A parameter, or what it is if it was not told."""
+    return otherwise if value is None else value
 
 
 class Method(Protocol):
@@ -41,8 +59,11 @@ class Method(Protocol):
     def collect(self, incoming: Incoming, samples: Samples = None, *, strict: bool = False) -> RoundReport:
         """End a round with what clients returned, and keep the new state."""
 
-    def measure(self) -> dict[str, Any]:
-        """How well its clients' models are verified now: numbers by name, and `per_client`; empty if unmarked."""
+    def measure(self, samples: int | None = None) -> dict[str, Any]:
+        """How well its clients' models are verified now: numbers by name, and `per_client`; empty if unmarked.
+
+        A method that verifies with a whole test set may take `samples` of it.
+        """
 
     def warm_up(self) -> dict[str, Any]:
         """What was known when the warm-up ended and is not in the state any more, for `warm_start`."""
@@ -130,6 +151,8 @@ class Scene:
     """Questions in the task's shape, and how the model is fed."""
     secret: bytes = field(repr=False)
     warmup: int = 0
+    tests: tuple[Tensor, ...] = field(default=(), repr=False)
+    """Each client's test triggers, raw, if issued models are verified with those."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """The method's own parameters, where they are not to be their defaults."""
     vault: Callable[[Keyring], Vault] | None = None

@@ -84,9 +84,9 @@ class Picked:
         return torch.cat([tensor.flatten()[places.to(tensor.device)] for tensor, places in tensors])
 
 
-def public_carrier(model: nn.Module) -> Tensors:
+def public_carrier(model: nn.Module, last: int = 0) -> Tensors:
     """FedIPR's: the scales of all norm layers; of a net without, all convolutions' mean kernels over their outputs; of
-    a net with neither, the same of all hidden linear layers.
+    a net with neither, the same of all hidden linear layers. Of all these, the `last` ones, if that is given.
 
     >>> public_carrier(nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8, 2)))
     Tensors(names=('1.weight',), size=8, averaged=False)
@@ -100,9 +100,9 @@ def public_carrier(model: nn.Module) -> Tensors:
         return [f"{name}.weight" for name, weight in found if weight is not None and weight.requires_grad]
 
     if scales := names(*NORMS):
-        return Tensors.of(model, scales)
+        return Tensors.of(model, scales[-last:])
     if kernels := names(nn.Conv1d, nn.Conv2d, nn.Conv3d) or names(nn.Linear)[:-1]:
-        return Tensors.of(model, kernels, averaged=True)
+        return Tensors.of(model, kernels[-last:], averaged=True)
     raise SettingError(f"{type(model).__name__} has no norm layer, convolution or hidden linear layer to carry bits")
 
 
@@ -123,6 +123,20 @@ class BitKey:
         """A key for a carrier of this size, the same whenever it is drawn."""
         signs = streams.integers(secret, "bits", *context, count=bits, below=2)
         return cls(signs.float() * 2 - 1, normal(secret, "matrix", *context, shape=(size, bits)))
+
+    @classmethod
+    def draw_apart(cls, secret: bytes, *context: streams.Context, sizes: Sequence[int], bits: int) -> Self:
+        """A key with a matrix for each part of a carrier, and bits in proportion to the parts' sizes, rounded down.
+
+        >>> BitKey.draw_apart(b"s" * 32, "alice", sizes=[384, 256, 256], bits=40).bits.shape
+        torch.Size([39])
+        """
+        shares = [bits * size // sum(sizes) for size in sizes]
+        keys = [
+            cls.draw(secret, *context, part, size=size, bits=share)
+            for part, (size, share) in enumerate(zip(sizes, shares, strict=True))
+        ]
+        return cls(torch.cat([key.bits for key in keys]), torch.block_diag(*(key.matrix for key in keys)))
 
     def to(self, device: torch.device) -> Self:
         """The same key, where a model is."""

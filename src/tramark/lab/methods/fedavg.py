@@ -57,7 +57,7 @@ class FedAvg:
         self._save()
         return report
 
-    def measure(self) -> dict[str, Any]:
+    def measure(self, samples: int | None = None) -> dict[str, Any]:
         return {}
 
     def warm_up(self) -> dict[str, Any]:

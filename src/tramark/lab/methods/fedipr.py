@@ -7,8 +7,10 @@ averages, and knows nothing of it.
 
 All marks are in the one model that everybody has: any client can prove by its bits that a suspect comes from the
 federation, and none can tell who leaked it. All n·40 bits fit only if γ has more numbers than that; beyond, they are in
-each other's way. The source reads triggers that were made beforehand; here each client makes its own at the end of its
-first round, of the model that it has then, and trains on them from its next round on.
+each other's way. With `source="original"`, as in the public code, γ is that of the last three layers, each of which has
+a matrix of its own and its share of the bits, in proportion to its numbers; by default one matrix reads all layers. The
+source reads triggers that were made beforehand; here each client makes its own at the end of its first round, of the
+model that it has then, and trains on them from its next round on.
 """
 
 from collections.abc import Mapping
@@ -21,8 +23,8 @@ from torch.nn import functional as F
 from tramark.errors import SettingError
 from tramark.fleet.scratch import device_of, evaluating
 from tramark.keys import streams
-from tramark.lab.methods.base import Declared, Finding, Scene
-from tramark.lab.methods.bits import BitKey, appended, needed, public_carrier, read, read_suspect
+from tramark.lab.methods.base import Declared, Finding, Origin, Scene, check_origin
+from tramark.lab.methods.bits import BitKey, Tensors, appended, needed, public_carrier, read, read_suspect
 from tramark.lab.methods.watermarked import Watermarked
 from tramark.lab.simulation.client import Practice
 from tramark.suspects.base import Suspect
@@ -48,6 +50,7 @@ class FedIPR(Watermarked):
     Parameters
     ----------
     model, scene : as for all. In a real federation each client has a secret of its own.
+    source : whose way to read the bits it is. Table 1 of the paper has no FedIPR.
     bits, alpha : how many bits a client has, and how hard they are pulled.
     triggers, per_batch : how many triggers a client has, and how many of them join each batch.
     epsilon, steps : how far a trigger may be from its sample (in shares of the pixels' range, or in the units of a
@@ -62,6 +65,7 @@ class FedIPR(Watermarked):
         model: nn.Module,
         scene: Scene,
         *,
+        source: Origin = "ours",
         bits: int = 40,
         alpha: float = 0.2,
         triggers: int = 10,
@@ -76,7 +80,10 @@ class FedIPR(Watermarked):
                 f"triggers {triggers}, per_batch {per_batch}, steps {steps}, epsilon {epsilon}, alpha {alpha}: "
                 "per_batch and steps must be at least 1, and none negative"
             )
-        self.carrier = public_carrier(model)
+        check_origin(source, ("ours", "original"))
+        self.carrier = public_carrier(model, last=0 if source == "ours" else 3)
+        own = {client: self._key(client, bits, source) for client in self.fleet.clients}
+        bits = len(next(iter(own.values())).bits)
         self.needed = needed(bits, len(self.fleet.clients), false_claim)
         self.bits, self.alpha = bits, alpha
         self.trigger_count, self.per_batch, self.epsilon, self.steps = triggers, per_batch, epsilon, steps
@@ -84,10 +91,14 @@ class FedIPR(Watermarked):
         """Each client's triggers, raw, once it has made them."""
         self.targets: dict[str, Tensor] = {}
         self._made: dict[str, int] = {}
-        self._keys = {
-            client: BitKey.draw(scene.secret, "fedipr", client, size=self.carrier.size, bits=bits)
-            for client in self.fleet.clients
-        }
+        self._keys = own
+
+    def _key(self, client: str, bits: int, source: Origin) -> BitKey:
+        secret = self.scene.secret
+        if source == "ours":
+            return BitKey.draw(secret, "fedipr", client, size=self.carrier.size, bits=bits)
+        sizes = [Tensors.of(self.model, [name], averaged=self.carrier.averaged).size for name in self.carrier.names]
+        return BitKey.draw_apart(secret, "fedipr", client, sizes=sizes, bits=bits)
 
     def train_client(self, client: str, model: nn.Module, practice: Practice) -> None:
         key = self._keys[client].to(device_of(model))

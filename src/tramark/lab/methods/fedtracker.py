@@ -22,32 +22,35 @@ Fingerprints are made anew each round, from the average of all that clients retu
 traced to the client with the largest similarity, if its answers show that it is the federation's at all; there is no
 bound on accusing an innocent client.
 
-Two things differ from the source. With its rate of 5e-4 the watermark takes many rounds to reach 98 %: here that rate
-is doubled after every ten passes that did not suffice, and steps are cut to norm one. And its steps of 5e-3 for the
-fingerprint, which suit scales near one, overshoot with mean kernels: here none is longer than Polyak's, loss over
-squared gradient, which would bring the loss to zero were it linear.
+VR is the share of models whose own fingerprint is the arg-max, as in both papers; `vr_owned` is the share of those that
+the watermark claims, too.
+
+Two things differ from the source by default ("ours"). With its rate of 5e-4 the watermark takes many rounds to reach
+98 %: here that rate is doubled after every ten passes that did not suffice, and steps are cut to norm one. And its
+steps of 5e-3 for the fingerprint, which suit scales near one, overshoot with mean kernels: here none is longer than
+Polyak's, loss over squared gradient, which would bring the loss to zero were it linear. `source="original"` does
+neither. `source="table1"` is what the paper's Table 1 calls FedTracker: fingerprints alone, of 128 bits (4 with 100
+classes), at a rate of 5e-4, in one linear layer of the paper's nets (`carrier`). That code's file with the fingerprints
+was never published: a number for each of the layer's outputs is our reading of its shapes. Table 1 measured MA on the
+first client's model alone; here it is the mean over all.
 
 S. Shao et al.: FedTracker: Furnishing Ownership Verification and Traceability for Federated Learning Model. IEEE TDSC
 2024. D. Lopez-Paz, M. Ranzato: Gradient Episodic Memory for Continual Learning. NeurIPS 2017.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Self, get_args
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from tramark.errors import SettingError, SuspectError
 from tramark.fleet.aggregation import Aggregation
-from tramark.fleet.layout import Layout, Slot
-from tramark.fleet.region import Places
-from tramark.lab.methods.base import Declared, Finding, Scene
-from tramark.lab.methods.bits import normal
-from tramark.lab.methods.waffle import Rehearsal, Taught
-from tramark.marks.layers import linear_layers
+from tramark.lab.methods.base import Declared, Finding, Origin, Scene, check_origin, told
+from tramark.lab.methods.fingerprints import Carrier, Fingerprints, far_apart
+from tramark.lab.methods.taught import Rehearsal, Taught
 from tramark.suspects.base import Suspect
 
 Projection = Literal["published", "reversed", "off"]
@@ -64,163 +67,6 @@ def project(gradient: Tensor, memory: Tensor, *, margin: float = 0.5, ridge: flo
         return gradient
     power = torch.dot(memory.flatten(), memory.flatten()) + ridge
     return gradient + torch.clamp(-along / power, min=margin) * memory
-
-
-@dataclass(frozen=True, eq=False)
-class Carrier:
-    """The numbers w that bear fingerprints: the mean over the outputs of some layers' weights.
-
-    A norm layer's scales count as one output. Moving w moves all outputs alike.
-    """
-
-    names: tuple[str, ...]
-    """The tensors, in the order in which they lie in the flat vector."""
-    slots: tuple[Slot, ...]
-    outputs: tuple[int, ...]
-
-    @classmethod
-    def of(cls, model: nn.Module, layout: Layout, bits: int) -> Self:
-        """The first of norms, convolutions, hidden linear and all linear layers that have two numbers for each bit.
-
-        The fewer numbers there are, the more a fingerprint bends them; if no kind has twice as many as bits, the first
-        that has as many must do. Layers are taken from the last backwards, of norms three at least.
-        """
-        modules = {name: m for name, m in model.named_modules() if _weight(name) in layout.slots}
-        norms = [n for n, m in modules.items() if isinstance(m, (_BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm))]
-        convolutions = [n for n, m in modules.items() if isinstance(m, (nn.Conv1d, nn.Conv2d, nn.Conv3d))]
-        linear = linear_layers(model)
-        found: list[Self] = []
-        for layers, least in ((norms[::-1], 3), (convolutions[::-1], 1), (linear[:-1], 1), (linear, 1)):
-            taken: dict[int, tuple[str, Slot, int]] = {}
-            numbers = 0
-            for name in map(_weight, layers):
-                slot = layout.slots[name]
-                if slot.start not in taken and (numbers < 2 * bits or len(taken) < least):
-                    outputs = 1 if layers[0] in norms else slot.shape[0]
-                    taken[slot.start] = name, slot, outputs
-                    numbers += slot.shape.numel() // outputs
-            if taken:
-                names, slots, counts = zip(*(taken[start] for start in sorted(taken)), strict=True)
-                found.append(cls(names, slots, counts))
-        for enough in (2 * bits, bits):
-            for carrier in found:
-                if carrier.size >= enough:
-                    return carrier
-        raise SettingError(
-            f"{type(model).__name__} has no layers of one kind with a number for each of {bits} bits: "
-            f"ask for {max((carrier.size for carrier in found), default=0)} bits at most"
-        )
-
-    @property
-    def size(self) -> int:
-        """How many numbers there are."""
-        return sum(slot.shape.numel() // out for slot, out in zip(self.slots, self.outputs, strict=True))
-
-    @property
-    def places(self) -> Places:
-        return Places(torch.cat([torch.arange(slot.start, slot.stop) for slot in self.slots]))
-
-    def read(self, tensors: Sequence[Tensor]) -> Tensor:
-        """w, from the tensors that are averaged."""
-        return torch.cat([t.reshape(out, -1).mean(0) for t, out in zip(tensors, self.outputs, strict=True)])
-
-    def spread(self, change: Tensor) -> Tensor:
-        """Changes of w (… × numbers) as changes of all places (… × places)."""
-        sizes = [slot.shape.numel() // out for slot, out in zip(self.slots, self.outputs, strict=True)]
-        pieces = change.split(sizes, dim=-1)
-        return torch.cat(
-            [torch.cat([piece] * out, dim=-1) for piece, out in zip(pieces, self.outputs, strict=True)], dim=-1
-        )
-
-
-def _weight(layer: str) -> str:
-    """The name of a layer's weights; the layer may be the whole model."""
-    return f"{layer}.weight".removeprefix(".")
-
-
-def far_apart(
-    clients: int,
-    bits: int,
-    *,
-    generator: torch.Generator,
-    population: int = 10,
-    generations: int = 50,
-    mutation: float = 0.05,
-    selection: float = 0.5,
-) -> Tensor:
-    """Bits ±1 (clients × bits) of which no two rows are near each other, by a genetic search.
-
-    An individual is everybody's bits. In each generation the fittest live on, and the places of the others are taken by
-    children: the first rows of one of the fittest, the other rows of another, and some bits flipped. The fitter is the
-    one with the larger smallest Hamming distance or, that being equal, with fewer pairs so near.
-
-    >>> rows = far_apart(4, 32, generator=torch.Generator().manual_seed(0))
-    >>> rows.shape, int((rows[0] != rows[1]).sum()) > 12
-    (torch.Size([4, 32]), True)
-    """
-    alive = torch.randint(2, (population, clients, bits), generator=generator) * 2.0 - 1
-    kept = max(1, round(selection * population))
-    for _ in range(generations):
-        alive = alive[_fitness(alive).argsort(descending=True, stable=True)[:kept]]
-        parents = torch.randint(kept, (2, population - kept), generator=generator)
-        cut = torch.randint(clients + 1, (population - kept, 1, 1), generator=generator)
-        children = torch.where(torch.arange(clients)[:, None] < cut, alive[parents[0]], alive[parents[1]])
-        flipped = torch.rand(children.shape, generator=generator) < mutation
-        alive = torch.cat([alive, torch.where(flipped, -children, children)])
-    return alive[_fitness(alive).argmax()]
-
-
-def _fitness(population: Tensor) -> Tensor:
-    """How far apart the rows of each individual are."""
-    bits = population.shape[-1]
-    # How many more bits two rows have in common than not; a row with itself counts as an opposite.
-    same = torch.eye(population.shape[-2], dtype=torch.bool)
-    agreement = (population @ population.mT).masked_fill(same, -bits)
-    most = agreement.amax((1, 2))
-    crowd = (agreement == most[:, None, None]).double().mean((1, 2))
-    # One less bit in common is worth more than any number of pairs that have so many: the crowd counts at most one.
-    return -most.double() - crowd
-
-
-@dataclass(frozen=True, eq=False)
-class Fingerprints:
-    """Everybody's bits and matrices: n × bits, and n × bits × numbers, which all lie in memory."""
-
-    bits: Tensor
-    keys: Tensor
-    margin: float = 0.5
-
-    @classmethod
-    def make(cls, secret: bytes, clients: Sequence[str], bits: Tensor, numbers: int, margin: float) -> Self:
-        shape = (bits.shape[1], numbers)
-        return cls(bits, torch.stack([normal(secret, "fingerprint", c, shape=shape) for c in clients]), margin)
-
-    def similarities(self, numbers: Tensor) -> Tensor:
-        """How alike models (models × numbers) are to each client's: models × clients, at most one."""
-        return self.read(numbers).clamp(max=self.margin).mean(-1) / self.margin
-
-    def read(self, numbers: Tensor) -> Tensor:
-        """Each client's bits as models (models × numbers) bear them, positive if right: models × clients × bits."""
-        return torch.einsum("cbk,mk->mcb", self.keys, numbers) * self.bits
-
-    def press(self, numbers: Tensor, *, rate: float, steps: int, similarity: float) -> Tensor:
-        """What is to be added to w (numbers) for each client's model: n × numbers."""
-        clients = len(self.bits)
-        change = torch.zeros(clients, len(numbers))
-        own, same = torch.arange(clients), torch.eye(clients, dtype=torch.bool)
-        for _ in range(steps):
-            said = self.read(numbers + change)
-            alike = said.clamp(max=self.margin).mean(-1) / self.margin
-            best = alike.masked_fill(same, -math.inf).amax(1)
-            short = (alike.diagonal() < similarity) | (alike.diagonal() <= best)
-            if not short.any():
-                break
-            lacking = self.margin - said[own, own]
-            downhill = torch.einsum("cb,cbk->ck", self.bits * (lacking > 0), self.keys)
-            loss, slope = lacking.clamp_min(0).sum(1), downhill.square().sum(1)
-            length = torch.clamp(loss / slope.clamp_min(1e-12), max=rate) * short
-            change += length[:, None] * downhill
-        return change
 
 
 class FedTracker(Taught):
@@ -244,6 +90,8 @@ class FedTracker(Taught):
     Parameters
     ----------
     model, scene : as for all.
+    source : whose parameters these are, where they are not given.
+    carrier : the layer whose outputs carry fingerprints, instead of those that are found as said above.
     projection : the sign with which gradients of the watermark are projected, or "off".
     rate, goal, passes, batch_size, clip : of the watermark's training.
     least : passes of it that are made in any case. With two classes the goal is soon reached, but by a hair, which half
@@ -261,22 +109,31 @@ class FedTracker(Taught):
         model: nn.Module,
         scene: Scene,
         *,
+        source: Origin = "ours",
+        carrier: str | None = None,
         projection: Projection = "published",
         rate: float = 5e-4,
         goal: float = 0.98,
         least: int = 0,
         passes: int = 100,
         batch_size: int = 16,
-        clip: float = 1.0,
+        clip: float | None = None,
         margin: float = 0.5,
         ridge: float = 1e-3,
-        bits: int = 128,
-        fingerprint_rate: float = 5e-3,
+        bits: int | None = None,
+        fingerprint_rate: float | None = None,
         steps: int = 6,
         similarity: float = 0.85,
         fingerprint_margin: float = 0.5,
         **questions: Any,
     ) -> None:
+        check_origin(source)
+        table1, ours = source == "table1", source == "ours"
+        clip = told(clip, 1.0 if ours else math.inf)
+        bits = told(bits, 4 if table1 and scene.classes == 100 else 128)
+        fingerprint_rate = told(fingerprint_rate, 5e-4 if table1 else 5e-3)
+        if table1:
+            carrier = carrier or _papers_layer(model)
         if projection not in get_args(Projection):
             raise SettingError(f"no projection {projection!r}: there are {', '.join(get_args(Projection))}")
         if not (0 < similarity < 1 and bits > 0 and fingerprint_rate > 0 and fingerprint_margin > 0):
@@ -285,10 +142,20 @@ class FedTracker(Taught):
                 f"{fingerprint_rate} and fingerprint_margin {fingerprint_margin} must be positive"
             )
         self.projection, self.margin, self.ridge = projection, margin, ridge
-        self.rehearsal = Rehearsal(rate, batch_size=batch_size, clip=clip, goal=goal, least=least, passes=passes)
+        self.watermarked, self.shortened = not table1, ours
+        self.rehearsal = Rehearsal(
+            rate,
+            batch_size=batch_size,
+            clip=clip,
+            goal=goal,
+            least=least,
+            passes=passes,
+            doubling=10 if ours else math.inf,
+        )
         self.fingerprint_rate, self.steps, self.similarity = fingerprint_rate, steps, similarity
         super().__init__(model, scene, **questions)
-        self.carrier = Carrier.of(self.model, self.fleet.layout, bits)
+        layout = self.fleet.layout
+        self.carrier = Carrier.of_layer(layout, carrier) if carrier else Carrier.of(self.model, layout, bits)
         self.memory = torch.zeros_like(self.fleet.base)
         self.fingerprints = Fingerprints.make(
             scene.secret,
@@ -303,17 +170,29 @@ class FedTracker(Taught):
         return self.fleet.region is not None
 
     def verify(self, suspect: nn.Module | Suspect) -> Finding:
-        """Trace a module by its fingerprint, if its answers show that it is the federation's."""
+        """Trace a module by its fingerprint, if its answers show that it is the federation's.
+
+        Without a watermark there is nothing to show that, and somebody is always accused.
+        """
         alike = self.fingerprints.similarities(self._numbers(suspect)[None])[0]
         scores = dict(zip(self.fleet.clients, alike.tolist(), strict=True))
+        most = max(scores, key=lambda client: scores[client])
+        if not self.watermarked:
+            return Finding((most,), scores, owned=True)
         said = self.questions.ask(suspect)
         owned = self.questions.claim(said)
-        return Finding(
-            accused=(max(scores, key=lambda client: scores[client]),) if owned else (),
-            scores=scores,
-            queries=len(said),
-            owned=owned,
-        )
+        return Finding((most,) if owned else (), scores, queries=len(said), owned=owned)
+
+    def measure(self, samples: int | None = None) -> dict[str, Any]:
+        """Also the arg-max of the fingerprints alone, which is the VR of both papers."""
+        found = super().measure(samples)
+        if not found:
+            return found
+        own = self.fleet.marks.split([slot.shape.numel() for slot in self.carrier.slots], dim=1)
+        numbers = torch.stack([self.carrier.read(pieces) for pieces in zip(*own, strict=True)])
+        largest = self.fingerprints.similarities(numbers.float()).argmax(1)
+        right = (largest == torch.arange(len(largest))).double()
+        return found | {"vr_owned": found["vr"], "vr": float(right.mean())}
 
     def confidence(self, suspect: nn.Module | Suspect, client: str) -> float:
         """The share of the client's bits that the suspect bears; half of them are nobody's."""
@@ -339,7 +218,8 @@ class FedTracker(Taught):
 
     def _mark(self) -> None:
         """Watermark the average, and make everyone's fingerprint from there."""
-        self._teach(self.rehearsal, None if self.projection == "off" else self._turn)
+        if self.watermarked:
+            self._teach(self.rehearsal, None if self.projection == "off" else self._turn)
         self._fingerprint()
 
     def _average(self, taken: Mapping[str, float]) -> None:
@@ -366,6 +246,7 @@ class FedTracker(Taught):
             rate=self.fingerprint_rate,
             steps=self.steps,
             similarity=self.similarity,
+            shortened=self.shortened,
         )
         self.fleet.settle(places, places.take(base) + self.carrier.spread(change).to(base.dtype))
 
@@ -384,3 +265,19 @@ class FedTracker(Taught):
                 )
             tensors.append(parameters[name].detach().cpu().float())
         return self.carrier.read(tensors)
+
+
+def _papers_layer(model: nn.Module) -> str:
+    """The layer that carries fingerprints in the paper's nets: of the ViT the head, of VGG-16 the second linear layer,
+    of AlexNet the last, of the CNN the first."""
+    names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    known = {"cnn": "fc1", "alexnet": "fc3", "vgg16": "fc2", "vit": "head"}
+    kind = (
+        "vit" if "head" in names
+        else "vgg16" if any(name == "conv5_3" for name, _ in model.named_modules())
+        else "alexnet" if "fc3" in names
+        else "cnn"
+    )  # fmt: skip
+    if known[kind] not in names:
+        raise SettingError("Table 1's FedTracker knows the paper's nets only: say carrier=… with the name of a layer")
+    return known[kind]

@@ -11,6 +11,9 @@ its peers' (mean − 2.97 standard deviations) is left out of the round. Bits ta
 k-th time is compared with the others' k-th times; where fewer of them have come so far than there are others in the
 round, nobody is left out.
 
+With `source="original"`, as in the public code, the scales of the norm layers are private, too, and the private mark is
+in them instead of the head; so the net must have norm layers (cnn-bn, alexnet-bn, vgg16-bn).
+
 Our readings: slices are strided, not blocks, since bits are harder to put into some layers than into others, and peers
 must be alike. The deviation is at least that of m tosses of a coin with the peers' mean, and at least `deviation`, or a
 few peers that happen to be alike would shut out honest ones. And whoever is left out may try again, while the source's
@@ -32,8 +35,8 @@ from tramark.fleet.aggregation import Incoming, Samples
 from tramark.fleet.layout import Slot, State
 from tramark.fleet.region import Places
 from tramark.fleet.scratch import device_of
-from tramark.lab.methods.base import Declared, Finding, Scene
-from tramark.lab.methods.bits import BitKey, Picked, needed, read, read_suspect
+from tramark.lab.methods.base import Declared, Finding, Origin, Scene, check_origin
+from tramark.lab.methods.bits import NORMS, BitKey, Picked, needed, read, read_suspect
 from tramark.lab.methods.watermarked import Watermarked
 from tramark.lab.simulation.client import Practice
 from tramark.marks.rounds import RoundReport
@@ -60,7 +63,8 @@ class RobWE(Watermarked):
     ----------
     model : a classifier whose last linear layer is the head.
     scene : as for all.
-    bits : of a head; at most one for two of its weights, which `bits` then says.
+    source : where the private mark is. Table 1 of the paper has no RobWE.
+    bits : of a head, or of the scales; at most one for two of its weights, which `bits` then says.
     slice_bits : of a slice; likewise.
     alpha, slice_weight : how hard they are pulled.
     head_epochs, representation_epochs : what a client trains in a round. If the run's local epochs are fewer than
@@ -78,6 +82,7 @@ class RobWE(Watermarked):
         model: nn.Module,
         scene: Scene,
         *,
+        source: Origin = "ours",
         bits: int = 256,
         slice_bits: int = 100,
         alpha: float = 0.2,
@@ -97,17 +102,22 @@ class RobWE(Watermarked):
         self.alpha, self.slice_weight = alpha, slice_weight
         self.head_epochs, self.representation_epochs = head_epochs, representation_epochs
         self.interval, self.deviation = interval, deviation
+        check_origin(source, ("ours", "original"))
         layout, count = self.fleet.layout, len(self.fleet.clients)
-        self._head = _head(model, layout.slots)
+        marked = self._head = _head(model, layout.slots)
+        if source == "original":
+            marked = _scales(model)
+            self._head = [*self._head, *marked]
         self._shared = [name for name in layout.tensors if name not in self._head]
-        head = sum(layout.slots[name].shape.numel() for name in self._head)
-        length = (layout.size - head) // count
+        private = sum(layout.slots[name].shape.numel() for name in self._head)
+        head = sum(layout.slots[name].shape.numel() for name in marked)
+        length = (layout.size - private) // count
         self.bits, self.slice_bits = min(bits, min(head, reach) // 2), min(slice_bits, min(length, reach) // 2)
         if self.slice_bits < 1:
-            raise SettingError(f"{layout.size - head} shared weights are too few for slices of {count} clients")
+            raise SettingError(f"{layout.size - private} shared weights are too few for slices of {count} clients")
         self.needed = needed(self.bits, count, false_accusation)
         self.needed_together = needed(self.slice_bits * count, 1, false_accusation)
-        self._carrier = Picked.of(layout, self._head, _spread(head, reach))
+        self._carrier = Picked.of(layout, marked, _spread(head, reach))
         self._slices = {
             client: Picked.of(layout, self._shared, i + count * _spread(length, reach))
             for i, client in enumerate(self.fleet.clients)
@@ -254,6 +264,16 @@ def _head(model: nn.Module, slots: Mapping[str, Slot]) -> list[str]:
     names = [f"{name}.{part}" for name in linear[-1:] for part in ("weight", "bias") if f"{name}.{part}" in slots]
     if not names:
         raise SettingError(f"{type(model).__name__} has no trainable linear layer to be the clients' head")
+    return names
+
+
+def _scales(model: nn.Module) -> list[str]:
+    """The names of the norm layers' scales."""
+    names = [f"{name}.weight" for name, module in model.named_modules() if isinstance(module, NORMS)]
+    if not names:
+        raise SettingError(
+            f"{type(model).__name__} has no norm layers to carry the private marks: take a net with batch norm (cnn-bn)"
+        )
     return names
 
 

@@ -6,6 +6,11 @@ from tramark.lab.methods.base import ClientSide, Declared
 
 COLUMNS = ("black_box", "server_side", "traceable", "collusion")
 
+ABSENT = {
+    "DUW": "replaces the model's head by a decoder of its own: what is deployed, and may leak, is another model",
+}
+"""Methods that the paper mentions and that are not compared, and why."""
+
 
 def columns(method: type) -> dict[str, bool]:
     """What a method can do.

@@ -47,7 +47,7 @@ class Watermarked(FedAvg):
     def confidence(self, suspect: nn.Module | Suspect, client: str) -> float:
         raise NotImplementedError
 
-    def measure(self) -> dict[str, Any]:
+    def measure(self, samples: int | None = None) -> dict[str, Any]:
         """Verify each client's model by itself.
 
         VR is the share of models traced to their owner and nobody else, None if the method names nobody. `owned` is

@@ -3,6 +3,7 @@ plain modules without in-place operations or control flow that looks at the data
 them and hooks see what the layers saw."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import nn
@@ -21,8 +22,11 @@ Shape = tuple[int, ...]
 IMAGE: dict[str, Callable[[Shape, int], nn.Module]] = {
     "cnn": cnn,
     "small-cnn": small_cnn,
+    "cnn-bn": partial(cnn, norm=True),
     "alexnet": alexnet,
+    "alexnet-bn": partial(alexnet, norm=True),
     "vgg16": vgg16,
+    "vgg16-bn": partial(vgg16, norm=True),
     "resnet18": resnet18,
     "vit": vit,
     "vit-b16": vit_b16,

@@ -1,16 +1,17 @@
-"""VGG-16 without batch normalisation, pooled to 7×7 before the layers of 4096 as it is for large images."""
+"""VGG-16, pooled to 7×7 before the layers of 4096 as it is for large images: as the paper has it, and with batch
+normalisation."""
 
 from collections import OrderedDict
 
 from torch import nn
 
-from tramark.lab.models.shapes import conv3, pooled
+from tramark.lab.models.shapes import conv3, pooled, with_norms
 
 STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 
 
-def vgg16(input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """134 M weights for ten classes, whatever the size of the images."""
+def vgg16(input_shape: tuple[int, ...], classes: int, *, norm: bool = False) -> nn.Module:
+    """134 M weights for ten classes, whatever the size of the images; with `norm`, convolutions are normalised."""
     pooled("vgg16", input_shape, poolings=len(STAGES))
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     channels = input_shape[0]
@@ -34,6 +35,9 @@ def vgg16(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     for layer in layers.values():
         # Without batch norm, torch's own start makes all inputs look alike after thirteen convolutions.
         if isinstance(layer, nn.Conv2d):
-            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+        if isinstance(layer, nn.Linear):
+            nn.init.normal_(layer.weight, std=0.01)
+        if isinstance(layer, nn.Conv2d | nn.Linear):
             nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
-    return nn.Sequential(layers)
+    return nn.Sequential(with_norms(layers) if norm else layers)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tramark.errors import SettingError
-from tramark.fleet.scratch import device_of, evaluating
+from tramark.fleet.scratch import device_of, evaluating, seeded
 from tramark.lab.data.dataset import Dataset
 from tramark.marks.split import channels_last
 
@@ -210,13 +210,3 @@ def _kernels_channels_last(model: nn.Module) -> Iterator[None]:
         for weight, original in kernels:
             original.copy_(weight.data)
             weight.data = original
-
-
-@contextmanager
-def seeded(generator: torch.Generator, device: torch.device) -> Iterator[None]:
-    """Torch's own generator, from which dropout and fresh layers draw: seeded from ours within the block, and as it was
-    after it."""
-    seed = int(torch.randint(2**62, (), generator=generator))
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield

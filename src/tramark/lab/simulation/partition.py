@@ -1,6 +1,6 @@
 """How a training set is split among clients: evenly, or by a Dirichlet distribution over each label, where
 a small γ gives each client few of the labels. A split is one tensor of indices a client; no sample is in
-two of them."""
+two of them. `stratified` and `capped` split as the paper's authors' code does."""
 
 import numpy as np
 import torch
@@ -13,16 +13,28 @@ DRAWS = 1000
 
 
 def iid(
-    labels: Tensor, clients: int, *, generator: torch.Generator, samples_per_client: int | None = None
+    labels: Tensor,
+    clients: int,
+    *,
+    generator: torch.Generator,
+    samples_per_client: int | None = None,
+    stratified: bool = False,
 ) -> list[Tensor]:
     """Equal shares of a random order, at most `samples_per_client` each.
+
+    With `stratified`, the samples of each label are dealt out one by one, so that all have as many of it, give or take
+    one.
 
     >>> shares = iid(torch.zeros(10), 3, generator=torch.Generator().manual_seed(0))
     >>> [len(share) for share in shares]
     [4, 3, 3]
     """
     chosen = _choose(labels, clients, generator, samples_per_client)
-    return list(chosen.tensor_split(clients))
+    if not stratified:
+        return list(chosen.tensor_split(clients))
+    dealt = chosen[labels[chosen].argsort(stable=True)]
+    shares = (dealt[first::clients] for first in range(clients))
+    return [share[torch.randperm(len(share), generator=generator)] for share in shares]
 
 
 def dirichlet(
@@ -33,10 +45,12 @@ def dirichlet(
     generator: torch.Generator,
     samples_per_client: int | None = None,
     minimum: int = 10,
+    capped: bool = False,
 ) -> list[Tensor]:
     """Shares of each label drawn from Dirichlet(γ, …, γ), redrawn until every client has the minimum.
 
-    `samples_per_client` caps the average share: so many for each client are drawn first, and then split.
+    `samples_per_client` caps the average share: so many for each client are drawn first, and then split. With `capped`,
+    a client that has its n-th part of all samples gets nothing of the labels that are still to be shared out.
 
     >>> labels = torch.arange(1000) % 10
     >>> shares = dirichlet(labels, 5, gamma=0.5, generator=torch.Generator().manual_seed(0))
@@ -56,12 +70,13 @@ def dirichlet(
     random = np.random.default_rng(int(torch.randint(2**62, (), generator=generator)))
     for _ in range(DRAWS):
         shares = random.dirichlet([gamma] * clients, size=len(groups))
-        cuts = [
-            (np.cumsum(share)[:-1] * len(group)).astype(int).tolist()
-            for share, group in zip(shares, groups, strict=True)
-        ]
-        parts = [group.tensor_split(cut) for group, cut in zip(groups, cuts, strict=True)]
-        split = [torch.cat(own) for own in zip(*parts, strict=True)]
+        split = [chosen[:0]] * clients
+        for share, group in zip(shares, groups, strict=True):
+            if capped:
+                share = share * [len(own) < len(chosen) / clients for own in split]
+                share = share / share.sum()
+            parts = group.tensor_split((np.cumsum(share)[:-1] * len(group)).astype(int).tolist())
+            split = [torch.cat(own) for own in zip(split, parts, strict=True)]
         if min(len(own) for own in split) >= minimum:
             return split
     raise SettingError(

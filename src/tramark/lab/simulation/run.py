@@ -22,16 +22,16 @@ from tramark.errors import SettingError
 from tramark.fleet.layout import extend_head
 from tramark.fleet.scratch import device_of
 from tramark.keys.keyring import Assignment, Keyring
-from tramark.keys.pictures import LabelledImages, Patterns, WafflePatterns, images_of
-from tramark.keys.sources import Source, Tokens, Vectors
+from tramark.keys.pictures import images_of
 from tramark.lab import data, models
 from tramark.lab.data import Dataset
 from tramark.lab.methods import METHODS, Method, Scene
-from tramark.lab.names import TriggerKind
+from tramark.lab.names import SplitName, TriggerKind
 from tramark.lab.simulation import partition
 from tramark.lab.simulation.checkpoint import save_warm_up, warm_start, write_model
 from tramark.lab.simulation.client import LocalTraining
 from tramark.lab.simulation.simulator import Simulation
+from tramark.lab.simulation.triggers import Verification, kind_of, tests, triggers
 from tramark.marks.begin import Beginning, Warmup, begin_after
 from tramark.vault.files import replace_file
 from tramark.vault.lock import KeySource, default_key_file, make_key_file
@@ -52,9 +52,18 @@ in four seconds."""
 SHARED = Path("/dev/shm")
 
 
+FAITHFUL = ("paper", "released")
+"""The presets that follow the paper."""
+
+
 @dataclass(frozen=True)
 class Settings:
-    """What a run is made of; the defaults are the paper's, where it has one."""
+    """What a run is made of; the defaults are the paper's, where it has one.
+
+    With the presets `paper` and `released`, answers are labels and issued models are verified with the triggers' test
+    set, unless told otherwise. `paper` counts all clients alike, whatever the method; `released` splits evenly label by
+    label.
+    """
 
     data: str = "fashion-mnist"
     model: str = "cnn"
@@ -64,21 +73,41 @@ class Settings:
     ratio: float = 0.01
     method: str = "tramark"
     preset: str = "default"
-    answers: Assignment = "code"
+    answers: Assignment | None = None
     questions: int | None = None
     triggers: TriggerKind = "auto"
-    split: Literal["iid", "dirichlet"] = "iid"
+    trigger_count: int = 100
+    verification: Verification | None = None
+    split: SplitName | None = None
     gamma: float = 0.5
     samples_per_client: int | None = None
     local_epochs: int = 5
     batch_size: int = 64
     lr: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
     sample_fraction: float = 1.0
+    evaluation_samples: int = 2000
     seed: int = 0
     options: dict[str, Any] = field(default_factory=dict)
     """Parameters of the method's own."""
 
     def __post_init__(self) -> None:
+        by_preset: dict[str, Any] = {
+            "answers": "label" if self.preset in FAITHFUL else "code",
+            "verification": "test-set" if self.preset in FAITHFUL and self._has_tests else "held-out",
+            "split": "iid-stratified" if self.preset == "released" else "iid",
+        }
+        for name, value in by_preset.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+        if self.verification == "test-set" and self.answers != "label":
+            raise SettingError("the triggers' test set has labels, but no codewords: say --answers label with it")
+        if self.trigger_count < 1 or self.evaluation_samples < 1:
+            raise SettingError(
+                f"{self.trigger_count} triggers and {self.evaluation_samples} evaluation samples: there must be at "
+                "least one of each"
+            )
         if self.method not in METHODS:
             raise SettingError(f"no method {self.method!r}: there are {', '.join(METHODS)}")
         if self.clients < 1:
@@ -91,6 +120,12 @@ class Settings:
             raise SettingError(f"the region's ratio k must lie between 0 and 1, not {self.ratio}")
         if not 0 < self.sample_fraction <= 1:
             raise SettingError(f"the fraction of clients sampled must lie in (0, 1], not {self.sample_fraction}")
+
+    @property
+    def _has_tests(self) -> bool:
+        """Whether the questions are images of a set that has test images, as far as the settings tell."""
+        few = self.triggers == "auto" and self.clients <= 10
+        return self.answers in (None, "label") and (few or self.triggers in ("mnist", "svhn"))
 
     @property
     def begins_after(self) -> int:
@@ -112,22 +147,7 @@ def prepare(
     `vault` and `checkpoint` say where the method keeps its state, as in `Scene`; by default nowhere.
     """
     dataset = data.load(settings.data, data_dir=data_dir)
-    generator = torch.Generator().manual_seed(settings.seed)
-    if settings.split == "iid":
-        parts = partition.iid(
-            dataset.train_labels,
-            settings.clients,
-            generator=generator,
-            samples_per_client=settings.samples_per_client,
-        )
-    else:
-        parts = partition.dirichlet(
-            dataset.train_labels,
-            settings.clients,
-            gamma=settings.gamma,
-            generator=generator,
-            samples_per_client=settings.samples_per_client,
-        )
+    parts = _split(settings, dataset)
     names = [f"client-{i:0{len(str(settings.clients - 1))}d}" for i in range(settings.clients)]
     model = models.build(
         settings.model,
@@ -136,6 +156,8 @@ def prepare(
         vocabulary=dataset.vocabulary,
         seed=settings.seed,
     )
+    assert settings.answers is not None
+    kind = kind_of(settings.triggers, dataset, settings.answers, settings.clients)
     labels = settings.method == "tramark" and settings.answers == "label"
     classes = max(dataset.classes, len(names)) if labels else dataset.classes
     if classes > dataset.classes:
@@ -143,18 +165,33 @@ def prepare(
             torch.manual_seed(settings.seed)
             extend_head(model, classes)
     model = model.to(device or torch.device("cpu"))
-    own = ("answers", "questions", "ratio", "preset") if settings.method == "tramark" else ()
+    own = ("answers", "questions", "ratio", "preset", "trigger_count") if settings.method == "tramark" else ()
+    verified = labels and settings.verification == "test-set" and dataset.kind == "image"
     scene = Scene(
         clients=tuple(names),
         classes=classes,
-        source=_triggers(settings, dataset, data_dir),
+        source=triggers(
+            kind,
+            dataset,
+            count=settings.trigger_count,
+            answers=settings.answers if settings.method == "tramark" else "label",
+            released=settings.preset == "released",
+            data_dir=data_dir,
+        ),
         secret=hashlib.sha256(f"tramark simulation {settings.seed}".encode()).digest(),
         warmup=settings.begins_after,
+        tests=tests(kind, dataset, settings.clients, data_dir) if verified else (),
         options={name: getattr(settings, name) for name in own} | settings.options,
         vault=vault,
         checkpoint=checkpoint,
     )
-    training = LocalTraining(epochs=settings.local_epochs, batch_size=settings.batch_size, lr=settings.lr)
+    training = LocalTraining(
+        epochs=settings.local_epochs,
+        batch_size=settings.batch_size,
+        lr=settings.lr,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+    )
     try:
         method: Method = METHODS[settings.method].make(model, scene)
     except TypeError as error:
@@ -169,6 +206,20 @@ def prepare(
         sample_fraction=settings.sample_fraction,
         seed=settings.seed,
         workers=_workers_that_pay(settings, model, dataset, parts) if workers is None else workers,
+        evaluation_samples=settings.evaluation_samples,
+        weighted=settings.preset != "paper",
+    )
+
+
+def _split(settings: Settings, dataset: Dataset) -> list[Tensor]:
+    """Which training samples each client holds."""
+    generator = torch.Generator().manual_seed(settings.seed)
+    name, released = str(settings.split).partition("-")[::2]
+    common: dict[str, Any] = {"generator": generator, "samples_per_client": settings.samples_per_client}
+    if name == "iid":
+        return partition.iid(dataset.train_labels, settings.clients, stratified=bool(released), **common)
+    return partition.dirichlet(
+        dataset.train_labels, settings.clients, gamma=settings.gamma, capped=bool(released), **common
     )
 
 
@@ -309,6 +360,8 @@ def _start(settings: Settings, out: Path, resume: bool) -> tuple[Settings, list[
     before = json.loads(config.read_text())
     if settings.warmup == "auto":
         settings = replace(settings, warmup=before["warmup"])
+    # A run of an earlier version lacks settings that came later; it was made with their defaults.
+    before = asdict(Settings(**before))
     different = [k for k, v in asdict(settings).items() if before.get(k) != v and k != "rounds"]
     if different:
         raise SettingError(
@@ -342,6 +395,8 @@ def _summary(simulation: Simulation, metrics: list[dict[str, Any]]) -> dict[str,
     trained = [line["confidence_trained"] for line in metrics if "confidence_trained" in line]
     return {
         "ma": final["ma"],
+        # The authors' code reports the best round's, measured after each round, warm-up included.
+        "ma_best": max((line["ma"] for line in metrics), default=final["ma"]),
         "vr": final.get("vr"),
         "confidence": final.get("confidence"),
         "confidence_trained": trained[-1] if trained else None,
@@ -364,26 +419,6 @@ def _workers_that_pay(settings: Settings, model: nn.Module, dataset: Dataset, pa
     room = shutil.disk_usage(SHARED).free if SHARED.exists() else shared
     pays = samples * weights >= WORTH_WORKERS and device_of(model).type == "cpu" and shared <= room
     return count if pays else 1
-
-
-def _triggers(settings: Settings, dataset: Dataset, data_dir: Path | None) -> Source:
-    kind = settings.triggers
-    if kind == "auto":
-        kind = "mnist" if settings.answers == "label" and dataset.kind == "image" else "patterns"
-    if dataset.kind == "tabular":
-        return Vectors(dataset.input_shape[0])
-    if dataset.kind == "text":
-        return Tokens(dataset.input_shape[0], vocabulary=dataset.vocabulary)
-    channels, height, width = dataset.input_shape
-    shape = (channels, height, width)
-    if kind == "patterns":
-        return Patterns(shape, mean=dataset.mean, std=dataset.std)
-    if kind == "waffle" or settings.clients > 10:
-        return WafflePatterns(shape, mean=dataset.mean, std=dataset.std)
-    other = data.load(kind, data_dir=data_dir)
-    return LabelledImages(
-        other.train_inputs, other.train_labels, shape, mean=dataset.mean, std=dataset.std, name=other.name
-    )
 
 
 def _write_json(path: Path, value: Any) -> None:

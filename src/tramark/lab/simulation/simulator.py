@@ -37,6 +37,7 @@ class Simulation:
     sample_fraction : the share of clients that take part in a round.
     seed : for everything the clients do.
     evaluation_samples : test images used for the accuracy after each round; None takes all.
+    weighted : whether updates count by their clients' numbers of samples, or all alike.
     workers : how many processes train clients, on the CPU and with one thread each; 1 trains them in this one, with all
         of torch's threads. Processes start with the first round and stop with `close`, or at the end of a `with` block.
     """
@@ -49,6 +50,7 @@ class Simulation:
     seed: int = 0
     evaluation_samples: int | None = 2000
     workers: int = 1
+    weighted: bool = True
 
     def __post_init__(self) -> None:
         if len(self.parts) != len(self.method.fleet.clients):
@@ -92,7 +94,7 @@ class Simulation:
         sizes = {c: float(len(part)) for c, part in zip(self.method.fleet.clients, self.parts, strict=True)}
         confidences: list[float] = []
         trained = self._watched(self._train(*self._begin()), confidences, keep)
-        report = self.method.collect(trained, samples=sizes)
+        report = self.method.collect(trained, samples=sizes if self.weighted else None)
         survived = report.survived
         return {
             "round": report.round,
@@ -111,7 +113,7 @@ class Simulation:
         accuracy = task_accuracy(self.method, self.dataset, samples=samples)
         metrics: dict[str, Any] = {"ma": sum(accuracy.values()) / len(accuracy)}
         per_client: dict[str, dict[str, float]] = {client: {"ma": ma} for client, ma in accuracy.items()}
-        found = self.method.measure()
+        found = self.method.measure(samples)
         for client, values in found.pop("per_client", {}).items():
             per_client[client] |= values
         return metrics | found | {"per_client": per_client}
