@@ -1,7 +1,7 @@
 """The server component: it follows FLARE's events, marks what leaves and unmarks what comes back.
 
-Marks are put on before the job's other filters see a task, and taken off after they have seen its result, so that filters
-that compress or encode models work as they did.
+Marks are put on before the job's other filters see a task, and taken off after they have seen its result, so that
+filters that compress or encode models work as they did.
 """
 
 import copy
@@ -187,7 +187,7 @@ class TraMarkServer(FLComponent):
             warmup_rounds=self.warmup_rounds,
             preset=self.preset,
             logits=self.logits,
-            travels=None if travels is None else travelling(model, travels),  # type: ignore[arg-type]
+            travels=None if travels is None else travelling(model, travels),
         )
         if server.resume():
             self.log_info(fl_ctx, f"the vault holds {server.round} finished rounds: going on with the next")

@@ -66,7 +66,7 @@ class Exchange:
         aggregation, base = self._aggregation or self.server.begin(), None
         if aggregation.taken:
             base = {**self.base, **state_of(params)}
-            # A mean in single precision differs from the exact one in the last bit, by which two runs would drift apart.
+            # A mean in single precision differs from the exact one in the last bit: two runs would drift apart.
             if aggregation.gives(base):
                 base = None
         report = self.server.end(aggregation, base)
