@@ -19,6 +19,7 @@ from nvflare.apis.shareable import Shareable
 from nvflare.app_common.abstract.model import ModelLearnableKey
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
+from nvflare.private.fed.simulator.simulator_server import SimulatorServerEngine
 from torch import nn
 
 from tramark.errors import SettingError, TramarkError
@@ -195,8 +196,7 @@ class TraMarkServer(FLComponent):
         if joined := [client for client in clients if client not in server.fleet.clients]:
             self.log_info(fl_ctx, f"new clients: {', '.join(joined)}")
             server.join(*joined)
-        secure, simulated = (fl_ctx.get_prop(key) for key in (FLContextKey.SECURE_MODE, FLContextKey.SIMULATE_MODE))
-        if not secure and not simulated:
+        if not fl_ctx.get_prop(FLContextKey.SECURE_MODE) and not isinstance(fl_ctx.get_engine(), SimulatorServerEngine):
             self.log_warning(
                 fl_ctx,
                 "this server does not check certificates: sites say themselves who they are. A mark accuses a name, "
