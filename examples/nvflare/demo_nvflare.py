@@ -49,7 +49,7 @@ class Deployment(Processes):
         words = [str(BIN / "nvflare"), "provision", "-p", "project.yml", "-w", "provisioned"]
         subprocess.run(words, cwd=self.home, env=self._environment, capture_output=True, check=True)
         self._kits = self.home / "provisioned" / "demo" / "prod_00"
-        _listen_here(self._kits / SERVER / "startup" / "fed_server.json")
+        _keep_here(self._kits / SERVER, self.home / "storage")
 
     def start(self) -> None:
         """Start the server and all sites, and wait until they have shown their certificates."""
@@ -140,12 +140,16 @@ def _project(sites: list[str], port: int) -> dict[str, Any]:
     }
 
 
-def _listen_here(file: Path) -> None:
-    """Let the server listen on this machine alone."""
+def _keep_here(kit: Path, storage: Path) -> None:
+    """Let the server listen on this machine alone, keep its files in a folder, and miss a dead site after 30 s."""
+    file = kit / "startup" / "fed_server.json"
     config = json.loads(file.read_text())
     service = config["servers"][0]["service"]
     service["target"] = f"{HOST}:{service['target'].rpartition(':')[2]}"
     file.write_text(json.dumps(config))
+    local = json.loads((kit / "local" / "resources.json.default").read_text().replace("/tmp/nvflare", str(storage)))
+    local["servers"][0]["heart_beat_timeout"] = 30
+    (kit / "local" / "resources.json").write_text(json.dumps(local))
 
 
 def demo(out: Path, rounds: int, leaker: str) -> dict[str, Any]:

@@ -22,6 +22,8 @@ def make_job(
     model = {"name": MODEL, "input_shape": list(dataset.input_shape), "classes": dataset.classes, "seed": 0}
     job.to_server(PTModel({"path": "tramark.lab.models.build", "args": model}))
     job.to_server(FedAvg(num_clients=sites, num_rounds=rounds))
+    # How long a site that does not answer is waited for, in seconds, once the server has noticed.
+    job.to_server({"dead_client_grace_period": 10, "dead_client_check_lead_time": 10})
     words = f"--model {MODEL} --data {dataset.name} --sites {sites} --keep {keep} {train_args}"
     job.to_clients(ScriptRunner(script=str(CLIENT), script_args=words))
     add_tramark(
