@@ -118,7 +118,9 @@ class TraMarkServer(FLComponent):
         if self._broken:
             raise SettingError("an earlier failure: nothing is sent any more")
         if dxo.data_kind != DataKind.WEIGHTS:
-            raise SettingError(f"a task sends a model as {dxo.data_kind}, which cannot be marked: send WEIGHTS")
+            raise SettingError(
+                f"a task sends a model as {DataKind(dxo.data_kind).value}, which cannot be marked: send WEIGHTS"
+            )
         task = self._standing(fl_ctx)
         if task is None:
             raise SettingError("a task that the workflow does not know is about to be sent")
@@ -145,7 +147,7 @@ class TraMarkServer(FLComponent):
             weight = dxo.get_meta_prop(MetaKey.NUM_STEPS_CURRENT_ROUND)
             dxo.data = self._exchange.take(client, dxo.data, difference=difference, weight=weight)
         else:
-            self._exchange.refuse(client, f"{dxo.data_kind} instead of weights")
+            self._exchange.refuse(client, f"{DataKind(dxo.data_kind).value} instead of weights")
             dxo.data_kind, dxo.data = DataKind.WEIGHTS, {}
         # A workflow leaves an empty result out, where it may end the job for a failed one.
         dxo.update_shareable(result)
