@@ -13,10 +13,10 @@ from tramark.fleet.layout import State
 
 
 def dxo_in(shareable: Shareable) -> "DXO | None":
-    """The data exchange object in a message, or None if it has none."""
+    """The data exchange object in a message, or None if it has none that can be read."""
     try:
         return from_shareable(shareable)
-    except ValueError:
+    except Exception:  # whatever a client may send
         return None
 
 
