@@ -24,7 +24,7 @@ demo-flower: $(READY)
 	$(BIN)/python examples/flower/demo.py --out runs/demo-flower
 
 demo-nvflare: $(READY)
-	$(BIN)/python examples/nvflare/demo_nvflare.py --out runs/demo-nvflare
+	$(BIN)/python examples/flare/demo_nvflare.py --out runs/demo-nvflare
 
 # A process a core, each with one thread: two threads in each of them would only be in each other's way.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile

@@ -395,7 +395,7 @@ def test_only_the_servers_part_of_a_job_knows_of_tramark(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_another_workflow_in_the_simulator(tmp_path: Path) -> None:
-    client = Path(__file__).parents[2] / "examples" / "nvflare" / "client.py"
+    client = Path(__file__).parents[2] / "examples" / "flare" / "client.py"
     vault, kept = tmp_path / "vault", tmp_path / "kept"
 
     def run(rounds: int) -> None:

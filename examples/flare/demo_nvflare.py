@@ -1,6 +1,6 @@
 """A federation on NVIDIA FLARE, from nothing to a named leaker, all on this machine.
 
-    python examples/nvflare/demo_nvflare.py --out runs/demo-nvflare
+    python examples/flare/demo_nvflare.py --out runs/demo-nvflare
 
 It provisions a project with certificates, starts its server and four sites, trains the job beside this file on them,
 takes the model that one of the sites trained, and traces it with the vault that the server filled. Everything is
