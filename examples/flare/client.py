@@ -4,10 +4,10 @@ import argparse
 import os
 from pathlib import Path
 
+import nvflare.client as flare
 import torch
 from safetensors.torch import save_file
 
-import nvflare.client as flare
 from tramark.lab.data import load
 from tramark.lab.models import build
 from tramark.lab.simulation.client import LocalTraining
