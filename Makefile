@@ -3,9 +3,9 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
-EXTRAS := dev,lab,onnx,flower,web
+EXTRAS := dev,lab,onnx,flower,nvflare,web
 
-.PHONY: setup demo demo-flower test test-fast coverage lint format bench arena clean
+.PHONY: setup demo demo-flower demo-nvflare test test-fast test-flower coverage lint format bench arena clean
 
 setup: $(READY)
 
@@ -23,6 +23,9 @@ demo: $(READY)
 demo-flower: $(READY)
 	$(BIN)/python examples/flower/demo.py --out runs/demo-flower
 
+demo-nvflare: $(READY)
+	$(BIN)/python examples/flare/demo_nvflare.py --out runs/demo-nvflare
+
 # A process a core, each with one thread: two threads in each of them would only be in each other's way.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
@@ -31,6 +34,17 @@ test: $(READY)
 
 test-fast: $(READY)
 	$(PYTEST) -m 'not slow'
+
+# Flower's tests with another release of it, in an environment of its own: make test-flower FLWR=1.40.0
+FLWR ?= 1.40.0
+OTHER := .venv-flower-$(FLWR)
+
+test-flower:
+	$(PYTHON) -m venv $(OTHER)
+	$(OTHER)/bin/pip install -q --upgrade pip
+	$(OTHER)/bin/pip install -q torch==2.13.0
+	$(OTHER)/bin/pip install -q -e '.[lab]' 'flwr[simulation]==$(FLWR)' 'pytest>=8' 'hypothesis>=6.100'
+	OMP_NUM_THREADS=1 $(OTHER)/bin/python -m pytest tests/integrations/test_flower.py tests/integrations/test_flower_deployment.py
 
 # How much of the source the tests run: a measure, not a gate.
 coverage: $(READY)
@@ -61,4 +75,4 @@ bench: $(READY)
 	$(BIN)/python benchmarks/round.py --presets default
 
 clean:
-	rm -rf $(VENV) demo runs/demo-flower .pytest_cache .mypy_cache .ruff_cache htmlcov .coverage
+	rm -rf $(VENV) .venv-flower-* demo runs/demo-flower runs/demo-nvflare .pytest_cache .mypy_cache .ruff_cache htmlcov .coverage

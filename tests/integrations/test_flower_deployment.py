@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from demo import LINK, Deployment, finished, issued, named
+from demo import LINK, Deployment
+from deployments import finished, issued, named
 from tramark.vault.store import Vault
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("flwr") is None, reason="not installed: flwr")]

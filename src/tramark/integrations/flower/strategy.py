@@ -15,6 +15,7 @@ came back, that mean is kept instead of the replies, so that the server never ho
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from tramark.integrations.flower.grid import Gradually
 from tramark.integrations.flower.memory import RememberingServer, memory_of
 from tramark.integrations.flower.nodes import Nodes, identify_nodes
 from tramark.integrations.flower.records import Arrays, with_arrays
-from tramark.integrations.flower.vaults import open_or_make, outputs_of
+from tramark.integrations.vaults import open_or_make, outputs_of
 from tramark.keys.sources import Normalise, Source
 from tramark.marks.begin import Beginning, Warmup, begin_after
 from tramark.marks.injection import Injection
@@ -278,7 +279,7 @@ class TraMarkStrategy(Strategy):
         clients = sorted(set(clients))
         if self.server is None:
             if not isinstance(self._place, Vault):
-                self._place = open_or_make(Path(self._place), clients, self._new)
+                self._place = open_or_make(Path(self._place), clients, self._new, warn=partial(log, WARNING))
             if self._place.saved() is not None:
                 raise SettingError(
                     "the vault holds a training already: a strategy around this one must start with what resume() gives"

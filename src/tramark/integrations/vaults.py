@@ -1,11 +1,9 @@
-"""The vault of a Flower federation: opened, or made for the nodes of the first round."""
+"""The vault of another framework's federation: opened, or made for the clients of the first round."""
 
-from collections.abc import Mapping, Sequence
-from logging import WARNING
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flwr.common.logger import log
 from torch import nn
 
 from tramark.errors import NoKey, SettingError
@@ -14,8 +12,13 @@ from tramark.vault.lock import default_key_file, find_key, make_key_file
 from tramark.vault.store import Vault
 
 
-def open_or_make(path: Path, clients: Sequence[str], options: Mapping[str, Any]) -> Vault:
-    """The vault at a path, or a new one with a keyring for these clients; `options` are those of `Keyring.generate`."""
+def open_or_make(
+    path: Path, clients: Sequence[str], options: Mapping[str, Any], *, warn: Callable[[str], None]
+) -> Vault:
+    """The vault at a path, or a new one with a keyring for these clients; `options` are those of `Keyring.generate`.
+
+    A new vault without a passphrase gets a key file beside it. `warn` is told where.
+    """
     if path.exists():
         return Vault.open(path)
     keyring = Keyring.generate(clients=clients, **options)
@@ -25,7 +28,7 @@ def open_or_make(path: Path, clients: Sequence[str], options: Mapping[str, Any])
         path.parent.mkdir(parents=True, exist_ok=True)
         make_key_file(default_key_file(path))
         key = find_key(path)
-        log(WARNING, "no passphrase given: the vault's key goes to %s", default_key_file(path))
+        warn(f"no passphrase given: the vault's key goes to {default_key_file(path)}")
     return Vault.create(path, keyring, passphrase=key.passphrase, key_file=key.key_file)
 
 
