@@ -1,4 +1,4 @@
-"""The names of models, methods and presets as plain words, so that help texts need no torch.
+"""The names of models, methods, presets and scales as plain words, so that help texts need no torch.
 
 The packages that hold the real things are checked against these names by a test.
 """
@@ -9,3 +9,4 @@ ModelName = Literal["cnn", "small-cnn", "alexnet", "vgg16", "resnet18", "vit", "
 MethodName = Literal["fedavg", "tramark", "waffle", "fedtracker", "fedipr", "robwe", "fedcrmw", "blackcatt"]
 PresetName = Literal["default", "paper", "released"]
 TriggerKind = Literal["auto", "patterns", "waffle", "mnist", "svhn"]
+ScaleName = Literal["smoke", "laptop", "paper"]

@@ -1,6 +1,12 @@
-"""All studies, by name."""
+"""All studies, by name: each is made for a scale."""
 
-from tramark.lab.studies.study import Study
-from tramark.lab.studies.zoo_study import Zoo
+from collections.abc import Callable
 
-STUDIES: dict[str, Study] = {study.name: study for study in (Zoo(),)}
+from tramark.lab.studies.main import Main
+from tramark.lab.studies.study import Scale, Study
+from tramark.lab.studies.zoo_study import zoo_at
+
+STUDIES: dict[str, Callable[[Scale], Study]] = {
+    "main": Main,
+    "zoo": zoo_at,
+}
