@@ -57,8 +57,8 @@ def show(out: Out = RESULTS) -> None:
     for name, made in STUDIES.items():
         costs = [_duration(minutes_of(all_runs(made(scale).cases(), 1))) for scale in SCALES]
         there = [f"{scale}: {count}" for scale in SCALES if (count := _rows_in(out / scale / name))]
-        count = str(len(made("laptop").cases()))
-        table.add_row(name, CONTENTS[name].paper, count, *costs, ", ".join(there))
+        cases = str(len(made("laptop").cases()))
+        table.add_row(name, CONTENTS[name].paper, cases, *costs, ", ".join(there))
     Console().print(table)
 
 

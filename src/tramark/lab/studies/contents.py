@@ -21,8 +21,8 @@ CONTENTS: dict[str, Entry] = {
     "main": Entry(
         "Table 1, tab:main_result",
         "Accuracy and verification",
-        "Accuracy (MA) and verification rate (VR) of FedAvg, WAFFLE, FedTracker and TraMark, over four data sets and two "
-        "splits. TraMark is run as in the paper's text, as in its released code and as here, and VR is also given for "
+        "Accuracy (MA) and verification rate (VR) of FedAvg, WAFFLE, FedTracker and TraMark, over four data sets and "
+        "two splits. TraMark is run as in the paper's text, as in its released code and as here, and VR is also given for "
         "models that their clients have trained, for that is what a client can leak.",
     ),
     "interval": Entry(
@@ -57,8 +57,8 @@ CONTENTS: dict[str, Entry] = {
     "rnp": Entry(
         "tab: rnp",
         "Reconstructive neuron pruning",
-        "MA and VR after RNP, which removes the channels that a model does not need to relearn its task. The paper does "
-        "not give the threshold, so it is swept.",
+        "MA and VR after RNP, which removes the channels that a model does not need to relearn its task. The paper "
+        "does not give the threshold, so it is swept.",
     ),
     "warmup": Entry(
         "Fig. 3, fig: warmup_training_rounds",
@@ -126,8 +126,8 @@ CONTENTS: dict[str, Entry] = {
     "methods": Entry(
         "tab:comparsion",
         "What methods can do",
-        "Whether each method traces by answers alone, needs nothing of the clients, and names a client. Tests hold what "
-        "our table says against small federations.",
+        "Whether each method traces by answers alone, needs nothing of the clients, and names a client. Tests hold "
+        "what our table says against small federations.",
     ),
     "false-accusations": Entry(
         OURS,
@@ -161,7 +161,8 @@ CONTENTS: dict[str, Entry] = {
     "modalities": Entry(
         OURS,
         "Pictures, tables and text",
-        "MA and VR on pictures, tables and sentences, each with questions of its own kind. The paper has pictures only.",
+        "MA and VR on pictures, tables and sentences, each with questions of its own kind. The paper has pictures "
+        "only.",
     ),
     "zoo": Entry(
         OURS,

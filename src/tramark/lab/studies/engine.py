@@ -120,8 +120,8 @@ def _work(connection: Connection, study: Study, run: Run, work: Path, data_dir: 
     began = time.perf_counter()
     with warnings.catch_warnings(record=True) as caught:
         try:
-            row = {"seconds": 0.0} | study.run(run.case, run.seed, Bench(work, data_dir, say, device))
-            row["seconds"] = row["seconds"] or round(time.perf_counter() - began, 1)
+            row = study.run(run.case, run.seed, Bench(work, data_dir, say, device))
+            row.setdefault("seconds", round(time.perf_counter() - began, 1))
             json.dumps(row)
         except Exception as error:
             what = f"{type(error).__name__}: {one_line(error, 500)}"

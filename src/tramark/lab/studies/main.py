@@ -9,7 +9,7 @@ from tramark.lab.studies import paper, plots
 from tramark.lab.studies.markdown import markdown_table
 from tramark.lab.studies.numbers import average, by, column, given, number, paired, percent, where
 from tramark.lab.studies.played import Played
-from tramark.lab.studies.scales import SPLITS, VARIANTS, case, datasets, federation, title
+from tramark.lab.studies.scales import VARIANTS, case, datasets, federation, splits, title
 from tramark.lab.studies.study import Case, Glance, Row
 
 TRAMARK = ("paper", "released", "ours")
@@ -29,7 +29,7 @@ class Main(Played):
                 variant=variant,
             )
             for data in datasets(self.scale)
-            for split in SPLITS
+            for split in splits(self.scale)
             for variant in VARIANTS
         ]
 
@@ -41,16 +41,22 @@ class Main(Played):
             fedavg = where(rows, data=data, split=split, variant="fedavg")
             differs = [100 * value for value in paired(own, fedavg)] if variant != "fedavg" else []
             lines.append(
-                [title(data), title(split), title(variant)]
-                + [percent(column(own, "ma")), percent(column(own, "ma_best")), number(differs, "+.2f")]
-                + [given(theirs.ma)]
-                + [percent(column(own, "vr"), 1), percent(column(own, "vr_trained"), 1), given(theirs.vr)]
+                [
+                    *map(title, (data, split, variant)),
+                    percent(column(own, "ma")),
+                    percent(column(own, "ma_best")),
+                    number(differs, "+.2f"),
+                    given(theirs.ma),
+                    percent(column(own, "vr"), 1),
+                    percent(column(own, "vr_trained"), 1),
+                    given(theirs.vr),
+                ]
             )
         return "\n\n".join(
             [
                 markdown_table([*headings, "VR, paper"], lines, left=3),
-                "MA is that of the last round on all test samples, in the mean over clients; the paper's is that of the "
-                "best round, which is given beside it on the samples of a round's evaluation. VR is that of models as "
+                "MA is that of the last round on all test samples, in the mean over clients; the paper's is that of "
+                "the best round, which is given beside it on the samples of a round's evaluation. VR is that of models as "
                 "issued, which is what the paper verifies; *trained* is that of models as their clients last trained "
                 "them. Label answers (text, released) are judged by the paper's arg-max, which always names somebody; "
                 "ours at a false-accusation bound of 10⁻⁶.",

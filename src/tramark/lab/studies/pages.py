@@ -100,7 +100,7 @@ def _counted(count: int, word: str) -> str:
 
 def _seconds(rows: Sequence[Row]) -> float:
     """The time of all rows. A federation that several rows share counts where it was played."""
-    return round(sum(row["seconds"] for row in rows), 1)
+    return round(sum(float(row["seconds"]) for row in rows), 1)
 
 
 def _tidy(row: Row) -> Row:

@@ -79,8 +79,8 @@ MAIN_DROP = -0.54
 """MA of TraMark minus FedAvg's, in the mean over data sets and splits, by the text."""
 
 SLIPS = {
-    "tab:main_result": "The paper's MA of TraMark on Fashion-MNIST, IID, is 91.20 in the table, but 92.0 by the table's "
-    "own mean, by the text of Fig. 4 and by the rows for FP16 and INT8: 92.0 is what to compare with.",
+    "tab:main_result": "The paper's MA of TraMark on Fashion-MNIST, IID, is 91.20 in the table, but 92.0 by the "
+    "table's own mean, by the text of Fig. 4 and by the rows for FP16 and INT8: 92.0 is what to compare with.",
     "tab:quanti_attack": "The paper's mean for FP32 is 67.46 in the table, but its four numbers have the mean 65.46 "
     "(65.66 with 92.0 for Fashion-MNIST): quantisation costs 0.1 to 0.3 points, not 2.1.",
     "tab: rnp": "The paper says that RNP needs batch norm, but none of its released models has any; its text says that "
@@ -147,8 +147,8 @@ RATIO = {0.005: Score(65.70, 84.17), 0.01: Score(65.66, 99.17), 0.05: Score(65.1
 """fig: partition_ratios, by the text: the mean over four data sets, IID, by k"""
 
 TRIGGER_SIZE = {50: Score(65.85, 54.17), 100: Score(65.66, 99.17), 200: Score(65.51)}
-"""fig: watermark_dataset_size, by the text: the mean over four data sets, IID. For 100 and more MA is at least 65.51 and
-VR about full."""
+"""fig: watermark_dataset_size, by the text: the mean over four data sets, IID. For 100 and more MA is at least 65.51
+and VR about full."""
 
 ATTACKS_SAID = "30 to 70 % pruned: MA largely unaffected, VR kept; then both fall; fine-tuning: VR stable"
 FINETUNE_RATE_SAID = "VR kept while MA is"

@@ -124,7 +124,7 @@ def _outcome(settings: Settings, folder: Path, bench: Bench) -> Row:
 
 
 def _verified(settings: Settings, bench: Bench) -> Row:
-    """How many models are verified as their clients have trained them and, for a method that names nobody, as issued."""
+    """How many models are verified as their clients trained them and, if the method names nobody, as issued."""
     row: Row = {}
     for which, ending in (("issued", ""), ("trained", "_trained")):
         stage = stage_of(settings, bench, "issued" if which == "issued" else "trained")

@@ -47,12 +47,14 @@ Panels = Mapping[str, Mapping[str, Points]]
 
 
 def lines(path: Path, panels: Panels, *, across: str, percent: bool = True, log: bool = False) -> bool:
-    """Draw curves, a panel beside another; False if matplotlib is missing. A series looks the same in all panels."""
+    """Draw curves in panels; False if matplotlib is missing. A series looks the same in all panels."""
+    columns = min(len(panels), 2)
+    rows = -(-len(panels) // 2)
 
     def paint(figure: "Figure") -> None:
         looks = _looks([name for panel in panels.values() for name in panel])
-        every = figure.subplots(1, len(panels), squeeze=False)[0]
-        for axes, (label, curves) in zip(every, panels.items(), strict=True):
+        every = figure.subplots(rows, columns, squeeze=False).flatten()
+        for axes, (label, curves) in zip(every, panels.items(), strict=False):
             for name, points in curves.items():
                 _curve(axes, sorted(points), looks[name], marked=len(points) <= 12)
             _frame(axes, across, label, percent and not label.startswith("KL"))
@@ -60,7 +62,7 @@ def lines(path: Path, panels: Panels, *, across: str, percent: bool = True, log:
                 axes.set_xscale("log")
         _legend(figure, looks)
 
-    return draw(path, paint, width=3.2 * max(len(panels), 1.5), height=3.0)
+    return draw(path, paint, width=6.4 if columns == 2 else 4.8, height=0.8 + 2.4 * rows)
 
 
 def dots(
@@ -101,6 +103,8 @@ def dots(
             axes.set(xlabel=label, yticks=list(places), yticklabels=list(groups), ylim=(len(groups) - 0.5, -0.5))
             if log:
                 axes.set_xscale("log")
+            if label.startswith("VR"):
+                axes.set_xlim(-6, 106)
             axes.grid(axis="x", alpha=0.2)
             axes.spines[["top", "right"]].set_visible(False)
         _legend(figure, looks, hollow=any(given.values()), line=False)
@@ -162,8 +166,9 @@ def _legend(figure: "Figure", looks: Mapping[str, Look], *, hollow: bool = False
         for name, look in looks.items()
     ]
     if hollow:
-        ring = {"markerfacecolor": "none", "markeredgecolor": INK}
-        handles.append(Line2D([], [], marker="o", linestyle="", label="hollow: the paper's", **ring))
+        ring = Line2D([], [], marker="o", linestyle="", markerfacecolor="none", markeredgecolor=INK)
+        ring.set_label("hollow: the paper's")
+        handles.append(ring)
     # Below the axes, where nothing is drawn.
     if len(handles) > 1:
         figure.legend(

@@ -65,8 +65,6 @@ TITLES = {
 }
 """Names as tables and pictures write them; others are written as they are."""
 
-SPLITS = ("iid", "dirichlet")
-
 
 def title(name: str) -> str:
     """A name as tables write it."""
@@ -79,15 +77,19 @@ def datasets(scale: Scale, *names: str) -> tuple[str, ...]:
     return chosen[:1] if scale == "smoke" else chosen
 
 
+def splits(scale: Scale) -> tuple[str, ...]:
+    """The paper's splits of the data; the smoke scale takes the first alone."""
+    return ("iid",) if scale == "smoke" else ("iid", "dirichlet")
+
+
 def federation(data: str, scale: Scale, variant: str = "ours", **changes: Any) -> Settings:
     """A federation of the paper at a scale, by a method, with some settings changed."""
     chosen = {"data": data} | TASKS[scale][data] | VARIANTS[variant]
-    if scale == "smoke":
-        if chosen.get("answers") == "label":
-            # MNIST would have to be fetched.
-            chosen["triggers"] = "waffle"
-        changes = {name: value for name, value in changes.items() if name not in ("triggers", "clients")}
-    return Settings(**chosen | changes)
+    chosen |= changes
+    if scale == "smoke" and chosen.get("answers") == "label":
+        # Pictures would have to be fetched.
+        chosen["triggers"] = "waffle"
+    return Settings(**chosen)
 
 
 def case(name: str, settings: Settings, *, minutes: float = 0.0, **labels: Any) -> Case:
