@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tramark.lab.attacks.arena import title as attack_title
 from tramark.lab.studies.numbers import NONE, average
 from tramark.lab.studies.parts import attacked
 from tramark.lab.studies.played import Scaled
@@ -69,7 +68,7 @@ def results(rows: Sequence[Row]) -> list[Row]:
             **one,
             "settings": row["settings"],
             "seed": row["seed"],
-            "attack": attack_title(one["name"], one["parameters"]),
+            "attack": title(one["name"], one["parameters"]),
         }
         for row in rows
         for one in row["attacks"]

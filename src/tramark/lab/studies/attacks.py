@@ -24,7 +24,7 @@ class Attacks(Attacked):
         shares = SHARES[::3] if self.scale == "smoke" else SHARES
         attacks = [("prune-global", {"share": share}) for share in shares]
         attacks += [("fine-tune", {"epochs": count, "lr": 0.01}) for count in epochs]
-        thieves = None if self.scale == "paper" else 5
+        thieves = {"smoke": 1, "laptop": 5, "paper": None}[self.scale]
         return [
             attack_case(self, data, variant, which, attacks, thieves=thieves, minutes=4.0)
             for data in datasets(self.scale)
@@ -40,8 +40,8 @@ class Attacks(Attacked):
         headings = [f"{name}, {title(v)} {MODELS[w]}" for v, w in COLUMNS for name in ("MA", "VR")]
         return (
             f"{markdown_table(['attack', *headings], lines)}\n\nIn percent, in the mean over data sets. † more than 15 "
-            f"points of MA lost in most of them: nothing is left to protect. The paper's figure has no numbers; its text "
-            f"says: {paper.ATTACKS_SAID}."
+            f"points of MA lost in most of them: nothing is left to protect. The paper's figure has no numbers; its "
+            f"text says: {paper.ATTACKS_SAID}."
         )
 
     def picture(self, rows: Sequence[Row], path: Path) -> bool:
@@ -72,15 +72,14 @@ class Attacks(Attacked):
             ]
             return cell(found, "vr")
 
-        return [
-            Glance(f"VR after pruning 70 %, {title(v)} {MODELS[w]}", "kept", vr(v, w, "prune-global", share=0.7))
-            for v, w in (("released", "issued"), ("ours", "trained"))
-        ] + [
-            Glance(
-                f"VR after 30 epochs of fine-tuning, {title(v)} {MODELS[w]}", "stable", vr(v, w, "fine-tune", epochs=30)
-            )
-            for v, w in (("released", "issued"), ("ours", "trained"))
-        ]
+        found = []
+        for v, w in (("released", "issued"), ("ours", "trained")):
+            pruned, tuned = vr(v, w, "prune-global", share=0.7), vr(v, w, "fine-tune", epochs=30)
+            found += [
+                Glance(f"VR after pruning 70 %, {title(v)} {MODELS[w]}", "kept", pruned),
+                Glance(f"VR after 30 epochs of fine-tuning, {title(v)} {MODELS[w]}", "stable", tuned),
+            ]
+        return found
 
 
 def _by_parameter(found: Sequence[Row], attack: str, parameter: str) -> dict[float, list[Row]]:

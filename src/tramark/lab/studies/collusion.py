@@ -8,7 +8,6 @@ from tramark.lab.studies import plots
 from tramark.lab.studies.attacked import Attacked, attack_case, cell, results
 from tramark.lab.studies.markdown import markdown_table
 from tramark.lab.studies.numbers import average, by
-from tramark.lab.studies.scales import title
 from tramark.lab.studies.study import Case, Glance, Row
 
 WAYS = ("average", "mix-tensors", "mix-weights", "extreme")
@@ -21,7 +20,10 @@ class CollusionStudy(Attacked):
     def cases(self) -> list[Case]:
         sizes = (2, 3) if self.scale == "smoke" else (2, 3, 5)
         attacks = [(way, {"colluders": size}) for way in WAYS for size in sizes]
-        groups = {"released, as issued": ("released", "issued", {}), "ours, as trained": ("ours", "trained", {})}
+        groups: dict[str, tuple[str, str, dict[str, int]]] = {
+            "released, as issued": ("released", "issued", {}),
+            "ours, as trained": ("ours", "trained", {}),
+        }
         if self.scale != "smoke":
             groups["ours, 64 questions, as trained"] = ("ours", "trained", {"questions": 64})
         return [
@@ -38,8 +40,8 @@ class CollusionStudy(Attacked):
                 lines.append([group, attack, cell(some, "ma_before"), cell(some, "ma"), *counts])
         headings = ["method", "attack", "MA before", "MA", "right", "wrong", "nobody", "inconclusive"]
         return (
-            f"{markdown_table(headings, lines, left=2)}\n\nCounts of groups of colluders. *Right* names at least one of them "
-            "and nobody else; *wrong* names somebody innocent."
+            f"{markdown_table(headings, lines, left=2)}\n\nCounts of groups of colluders. *Right* names at least one "
+            "of them and nobody else; *wrong* names somebody innocent."
         )
 
     def picture(self, rows: Sequence[Row], path: Path) -> bool:
@@ -60,7 +62,7 @@ class CollusionStudy(Attacked):
         found = []
         for (group,), own in by(results(rows), "group").items():
             right, wrong = (average([_share(one, kind) for one in own], 100) for kind in ("right", "wrong"))
-            what = f"groups with a colluder named / an innocent accused, TraMark {title(group)}"
+            what = f"groups with a colluder named / an innocent accused, TraMark {group}"
             found.append(Glance(what, "–", f"{right:.0f} / {wrong:.0f}"))
         return found
 

@@ -22,8 +22,8 @@ CONTENTS: dict[str, Entry] = {
         "Table 1, tab:main_result",
         "Accuracy and verification",
         "Accuracy (MA) and verification rate (VR) of FedAvg, WAFFLE, FedTracker and TraMark, over four data sets and "
-        "two splits. TraMark is run as in the paper's text, as in its released code and as here, and VR is also given for "
-        "models that their clients have trained, for that is what a client can leak.",
+        "two splits. TraMark is run as in the paper's text, as in its released code and as here, and VR is also given "
+        "for models that their clients have trained, for that is what a client can leak.",
     ),
     "interval": Entry(
         "Fig. 1, fig: traceability_confidence_error",

@@ -13,8 +13,8 @@ from tramark.lab.studies.study import Glance, Row
 
 TRAMARK = ("paper", "released", "ours")
 NOTE = (
-    "Times depend on the machine: the paper's are from a GPU (RTX A6000), those here from one thread of a CPU unless the "
-    "command names a device. So compare the methods with each other."
+    "Times depend on the machine: the paper's are from a GPU (RTX A6000), those here from one thread of a CPU unless "
+    "the command names a device. So compare the methods with each other."
 )
 
 
@@ -40,8 +40,8 @@ class Cost(Served):
             )
         headings = ["method", "collect, s", "marks, s", "marks, paper", "a client, s", "a client, paper"]
         return (
-            f"{markdown_table(headings, lines)}\n\n*Collect* is all that the server does in a round, aggregation included; "
-            f"*marks* is that minus what FedAvg's takes. {NOTE}"
+            f"{markdown_table(headings, lines)}\n\n*Collect* is all that the server does in a round, aggregation "
+            f"included; *marks* is that minus what FedAvg's takes. {NOTE}"
         )
 
     def picture(self, rows: Sequence[Row], path: Path) -> bool:

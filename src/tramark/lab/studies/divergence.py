@@ -25,8 +25,8 @@ class Divergence(Curves):
                     cells = [number([one["kl"] for one in points]), percent([one["vr"] for one in points], 1)]
                     lines.append([title(data), title(variant), f"{when} ({points[0]['round']})", *cells])
         return (
-            f"{markdown_table(['data', 'method', 'marked round', 'KL', 'VR'], lines, left=3)}\n\nThe paper's figure has "
-            f"no numbers; its text says: {paper.DIVERGENCE_SAID}."
+            f"{markdown_table(['data', 'method', 'marked round', 'KL', 'VR'], lines, left=3)}\n\nThe paper's figure "
+            f"has no numbers; its text says: {paper.DIVERGENCE_SAID}."
         )
 
     def picture(self, rows: Sequence[Row], path: Path) -> bool:

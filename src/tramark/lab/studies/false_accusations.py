@@ -79,9 +79,9 @@ class FalseAccusations(Scaled):
             lines.append([rule, str(tried), str(named), f"{100 * low:.1f} – {100 * high:.1f}", often])
         headings = ["rule", "traces", "accusations", "95 % interval, %", "accused most"]
         return (
-            f"{markdown_table(headings, lines)}\n\nSuspects are the clients' models of a FedAvg federation, which bear no "
-            f"mark. Each trace of ours is with a keyring of its own and {CLIENTS} clients; the arg-max rule asks pictures of "
-            f"other data. The paper's text: false positives {paper.FALSE_POSITIVES_SAID}."
+            f"{markdown_table(headings, lines)}\n\nSuspects are the clients' models of a FedAvg federation, which bear "
+            f"no mark. Each trace of ours is with a keyring of its own and {CLIENTS} clients; the arg-max rule asks "
+            f"pictures of other data. The paper's text: false positives {paper.FALSE_POSITIVES_SAID}."
         )
 
     def picture(self, rows: Sequence[Row], path: Path) -> bool:

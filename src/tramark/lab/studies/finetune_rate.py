@@ -22,7 +22,7 @@ class FinetuneRate(Attacked):
     def cases(self) -> list[Case]:
         rates, epochs = (RATES[::3], 1) if self.scale == "smoke" else (RATES, 30)
         attacks = [("fine-tune", {"epochs": epochs, "lr": rate}) for rate in rates]
-        thieves = None if self.scale == "paper" else 3
+        thieves = {"smoke": 1, "laptop": 3, "paper": None}[self.scale]
         return [
             attack_case(self, data, variant, which, attacks, thieves=thieves, minutes=5.0)
             for data in datasets(self.scale, "cifar-100", "tiny-imagenet")
@@ -38,8 +38,8 @@ class FinetuneRate(Attacked):
                 lines.append([title(data), title(variant), MODELS[which], str(rate), *cells])
         table = markdown_table(["data", "method", "models", "rate", "MA before", "MA", "VR"], lines, left=3)
         return (
-            f"{table}\n\nIn percent. † more than 15 points of MA lost. The paper's figure has no numbers; its text says: "
-            f"{paper.FINETUNE_RATE_SAID}."
+            f"{table}\n\nIn percent. † more than 15 points of MA lost. The paper's figure has no numbers; its text "
+            f"says: {paper.FINETUNE_RATE_SAID}."
         )
 
     def picture(self, rows: Sequence[Row], path: Path) -> bool:

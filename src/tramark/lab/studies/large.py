@@ -1,7 +1,7 @@
 """The study `large`: the server's round for a hundred clients of a ViT-B/16, at full size.
 
-Clients return what they were sent, moved a little in a few random directions; models are issued, and updates arrive, one
-by one. Weights are random: the pretrained ones that the paper fine-tunes cannot be assumed to be at hand.
+Clients return what they were sent, moved a little in a few random directions; models are issued, and updates arrive,
+one by one. Weights are random: the pretrained ones that the paper fine-tunes cannot be assumed to be at hand.
 """
 
 import resource
@@ -54,8 +54,8 @@ class Large(Scaled):
         )
         model = models.build(asked["model"], input_shape=tuple(asked["shape"]), classes=asked["classes"], seed=seed)
         server = Traced(model.to(torch.device(bench.device)), keyring, warmup_rounds=1, injection=ClosedForm(retouch=0))
-        for number in range(2):
-            bench.say(f"round {number + 1} of 2")
+        for turn in (1, 2):
+            bench.say(f"round {turn} of 2")
             seconds = _round(server, seed)
         traced, confidence = [], []
         for client in names[:CHECKED]:
@@ -94,16 +94,17 @@ class Large(Scaled):
             "peak, MiB",
             "copies, MiB",
             "VR",
+            "confidence",
         ]
         return (
-            f"{markdown_table([*headings, 'confidence'], lines)}\n\nSeconds are of a whole round, for all clients. *Copies* is "
-            f"what a copy of the model for each client would take. VR and confidence are those of {CHECKED} clients' models as "
-            f"issued. The paper trains such a federation on ImageNet for 60 rounds from pretrained weights, and reports MA "
-            f"{paper.LARGE.ma:.2f} and VR {paper.LARGE.vr:.0f}."
+            f"{markdown_table(headings, lines)}\n\nSeconds are of a whole round, for all clients. "
+            f"*Copies* is what a copy of the model for each client would take. VR and confidence are those of "
+            f"{CHECKED} clients' models as issued. The paper trains such a federation on ImageNet for 60 rounds from "
+            f"pretrained weights, and reports MA {paper.LARGE.ma:.2f} and VR {paper.LARGE.vr:.0f}."
         )
 
     def picture(self, rows: Sequence[Row], path: Path) -> bool:
-        names = {part: words for part, words in zip(PARTS, ("issue", "aggregate", "make marks"), strict=True)}
+        names = dict(zip(PARTS, ("issue", "aggregate", "make marks"), strict=True))
         panels = {
             "seconds of a round": {
                 words: [(row["settings"]["clients"], row[f"seconds_{part}"]) for row in rows if row["seed"] == 0]

@@ -56,10 +56,10 @@ class Main(Played):
             [
                 markdown_table([*headings, "VR, paper"], lines, left=3),
                 "MA is that of the last round on all test samples, in the mean over clients; the paper's is that of "
-                "the best round, which is given beside it on the samples of a round's evaluation. VR is that of models as "
-                "issued, which is what the paper verifies; *trained* is that of models as their clients last trained "
-                "them. Label answers (text, released) are judged by the paper's arg-max, which always names somebody; "
-                "ours at a false-accusation bound of 10⁻⁶.",
+                "the best round, which is given beside it on the samples of a round's evaluation. VR is that of models "
+                "as issued, which is what the paper verifies; *trained* is that of models as their clients last "
+                "trained them. Label answers (text, released) are judged by the paper's arg-max, which always names "
+                "somebody; ours at a false-accusation bound of 10⁻⁶.",
                 paper.SLIPS["tab:main_result"],
             ]
         )

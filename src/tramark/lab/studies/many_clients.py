@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tramark.lab.studies.beside import Beside, drop, rate
 from tramark.lab.studies.scales import case, federation
@@ -18,7 +19,9 @@ class ManyClients(Beside):
     heading: str = "clients"
 
     def cases(self) -> list[Case]:
-        changes = {"rounds": 24, "warmup": 12, "local_epochs": 2, "batch_size": 20} if self.scale == "laptop" else {}
+        changes: dict[str, Any] = {}
+        if self.scale == "laptop":
+            changes = {"rounds": 24, "warmup": 12, "local_epochs": 2, "batch_size": 20}
         return [
             case(
                 f"{count}-{variant}",

@@ -36,8 +36,9 @@ class Methods(Scaled):
             lines.append([row["case"], *cells, row["summary"]])
         headings = ["method", *(name.replace("_", " ") for name in COLUMNS), "what it does"]
         return (
-            f"{markdown_table(headings, lines, left=len(headings))}\n\nWhere the paper's table says something else, that is in "
-            "brackets: FedIPR decides by bits in the weights and only reports triggers, and RobWE's clients embed the marks."
+            f"{markdown_table(headings, lines, left=len(headings))}\n\nWhere the paper's table says something else, "
+            "that is in brackets: FedIPR decides by bits in the weights and only reports triggers, and RobWE's clients "
+            "embed the marks."
         )
 
     def picture(self, rows: Sequence[Row], path: Path) -> bool:

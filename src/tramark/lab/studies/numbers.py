@@ -1,7 +1,7 @@
 """Numbers of several seeds, as tables write them."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from statistics import mean, stdev
 
 from tramark.lab.studies.study import Row
@@ -88,10 +88,6 @@ def t_test(values: Sequence[float], others: Sequence[float]) -> float | None:
     return float(ttest_ind(values, others, equal_var=False).pvalue)
 
 
-def where(rows: Iterable[Row], test: Callable[[Row], bool] | None = None, **labels: object) -> list[Row]:
+def where(rows: Iterable[Row], **labels: object) -> list[Row]:
     """The rows whose cases have these labels."""
-    return [
-        row
-        for row in rows
-        if all(row["settings"].get(name) == value for name, value in labels.items()) and (test is None or test(row))
-    ]
+    return [row for row in rows if all(row["settings"].get(name) == value for name, value in labels.items())]

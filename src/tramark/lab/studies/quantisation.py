@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tramark.lab.studies import paper, plots
-from tramark.lab.studies.attacked import MODELS, Attacked, attack_case, cell, results
+from tramark.lab.studies.attacked import MODELS, Assaults, Attacked, attack_case, cell, results
 from tramark.lab.studies.markdown import markdown_table
 from tramark.lab.studies.numbers import average, by, given, where
 from tramark.lab.studies.scales import datasets, title
@@ -20,7 +20,7 @@ class Quantisation(Attacked):
     name: str = "quantisation"
 
     def cases(self) -> list[Case]:
-        attacks = [(attack, {}) for attack in FORMATS]
+        attacks: Assaults = [(attack, {}) for attack in FORMATS]
         return [
             attack_case(self, data, variant, which, attacks, samples=None, minutes=1.0)
             for data in datasets(self.scale)

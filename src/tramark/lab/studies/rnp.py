@@ -22,7 +22,7 @@ class Rnp(Attacked):
     def cases(self) -> list[Case]:
         thresholds = THRESHOLDS[::4] if self.scale == "smoke" else THRESHOLDS
         attacks = [("rnp", {"threshold": threshold}) for threshold in thresholds]
-        thieves = None if self.scale == "paper" else 3
+        thieves = {"smoke": 1, "laptop": 3, "paper": None}[self.scale]
         return [
             attack_case(self, data, variant, which, attacks, thieves=thieves, minutes=4.0)
             for data in datasets(self.scale, "fashion-mnist", "cifar-10", "cifar-100")

@@ -2,15 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tramark.lab.studies import paper
 from tramark.lab.studies.beside import Beside, rate
 from tramark.lab.studies.numbers import given, where
 from tramark.lab.studies.scales import case, federation
-from tramark.lab.studies.study import Case, Glance, Row
+from tramark.lab.studies.study import Case, Glance, Row, Scale
 from tramark.lab.studies.tables import scores
 
-SIZES = {
+SIZES: dict[Scale, dict[str, Any]] = {
     "smoke": {"clients": 5, "samples_per_client": 60},
     "laptop": {"clients": 50, "samples_per_client": 100},
     "paper": {"clients": 50},

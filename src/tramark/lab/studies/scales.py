@@ -82,9 +82,13 @@ def splits(scale: Scale) -> tuple[str, ...]:
     return ("iid",) if scale == "smoke" else ("iid", "dirichlet")
 
 
-def federation(data: str, scale: Scale, variant: str = "ours", **changes: Any) -> Settings:
+SPLITS = {"iid": "iid", "dirichlet": "dirichlet"}
+"""The paper's splits, as `tramark run` is told of them."""
+
+
+def federation(data: str, scale: Scale, variant: str = "ours", *, split: str = "iid", **changes: Any) -> Settings:
     """A federation of the paper at a scale, by a method, with some settings changed."""
-    chosen = {"data": data} | TASKS[scale][data] | VARIANTS[variant]
+    chosen = {"data": data, "split": SPLITS[split]} | TASKS[scale][data] | VARIANTS[variant]
     chosen |= changes
     if scale == "smoke" and chosen.get("answers") == "label":
         # Pictures would have to be fetched.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tramark.lab.studies import plots
-from tramark.lab.studies.numbers import average, column, where
+from tramark.lab.studies.numbers import average, by, column, where
 from tramark.lab.studies.played import Played
 from tramark.lab.studies.scales import datasets, title
 from tramark.lab.studies.study import Row, Scale
@@ -20,11 +20,12 @@ class Swept(Played):
     log: bool = False
 
     def picture(self, rows: Sequence[Row], path: Path) -> bool:
-        splits = list(dict.fromkeys(row["settings"].get("split", "iid") for row in rows))
+        with_split = [row | {"settings": {"split": "iid", **row["settings"]}} for row in rows]
+        splits = [split for (split,) in by(with_split, "split")]
         panels = {
             f"{words}, %": {
                 f"{title(variant)}, {title(split)}" if len(splits) > 1 else variant: self._curve(
-                    where(rows, lambda row, s=split: row["settings"].get("split", "iid") == s, variant=variant), name
+                    where(with_split, split=split, variant=variant), name
                 )
                 for variant in dict.fromkeys(row["settings"]["variant"] for row in rows)
                 for split in splits

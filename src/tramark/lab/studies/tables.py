@@ -9,8 +9,8 @@ from tramark.lab.studies.scales import title
 from tramark.lab.studies.study import Row
 
 NOTE = (
-    "MA is that of the last round, in the mean over clients. VR is that of models as issued, and *trained* that of models "
-    "as their clients last trained them. A number after ± is the standard deviation over seeds."
+    "MA is that of the last round, in the mean over clients. VR is that of models as issued, and *trained* that of "
+    "models as their clients last trained them. A number after ± is the standard deviation over seeds."
 )
 
 

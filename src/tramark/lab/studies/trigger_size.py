@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tramark.lab.studies import paper
 from tramark.lab.studies.numbers import average, column, given, where
@@ -20,18 +21,15 @@ class TriggerSize(Swept):
     across: str = "triggers a client"
 
     def cases(self) -> list[Case]:
-        sizes = {"smoke": (5, 100), "laptop": (50, 100, 200), "paper": SIZES}[self.scale]
-        return [
-            case(
-                f"{data}-released-{count}",
-                federation(data, self.scale, "released", **({} if count == 100 else {TRIGGERS: count})),
-                data=data,
-                variant="released",
-                triggers=count,
-            )
-            for data in sweep_data(self.scale)
-            for count in sizes
-        ]
+        sizes = {"smoke": (100,), "laptop": (50, 100, 200), "paper": SIZES}[self.scale]
+        cases = []
+        for data in sweep_data(self.scale):
+            for count in sizes:
+                # A hundred is the default: so the federation is that of `main`.
+                changes: dict[str, Any] = {} if count == 100 else {"options": {"trigger_count": count}}
+                settings = federation(data, self.scale, "released", **changes)
+                cases.append(case(f"{data}-released-{count}", settings, data=data, variant="released", triggers=count))
+        return cases
 
     def table(self, rows: Sequence[Row]) -> str:
         labels = {"data": "data", "method": "variant", "triggers": "triggers"}
@@ -47,7 +45,3 @@ class TriggerSize(Swept):
             )
             for count in (50, 100)
         ]
-
-
-TRIGGERS = "trigger_samples"
-"""The setting of `tramark run` for the number of triggers."""

@@ -59,8 +59,8 @@ class TriggerSource(Played):
             )
         headings = ["data", "method", "triggers", "MA", "MA, paper", "p", "p, paper", "VR", "VR, trained", "VR, paper"]
         return (
-            f"{markdown_table(headings, lines, left=3)}\n\n{NOTE} p is that of Welch's t-test of MA against MNIST's over "
-            "seeds; it takes at least two."
+            f"{markdown_table(headings, lines, left=3)}\n\n{NOTE} p is that of Welch's t-test of MA against MNIST's "
+            "over seeds; it takes at least two."
         )
 
     def picture(self, rows: Sequence[Row], path: Path) -> bool:

@@ -7,11 +7,11 @@ from tramark.lab.studies import paper
 from tramark.lab.studies.numbers import average, column, given, where
 from tramark.lab.studies.paper import Score
 from tramark.lab.studies.scales import TASKS, case, federation, splits
-from tramark.lab.studies.study import Case, Glance, Row
+from tramark.lab.studies.study import Case, Glance, Row, Scale
 from tramark.lab.studies.swept import Swept, sweep_data
 from tramark.lab.studies.tables import scores
 
-ALPHAS = {
+ALPHAS: dict[Scale, dict[str, tuple[float, ...]]] = {
     "smoke": {"iid": (0.0, 0.5)},
     "laptop": {"iid": (0.0, 0.3, 0.5, 0.7), "dirichlet": (0.0, 0.5, 0.7)},
     "paper": {"iid": (0.0, 0.1, 0.3, 0.5, 0.7), "dirichlet": (0.0, 0.1, 0.3, 0.5, 0.7)},
@@ -63,8 +63,8 @@ class Warmup(Swept):
 
         labels = {"data": "data", "split": "split", "method": "variant", "α": "alpha"}
         return (
-            f"{scores(rows, labels, theirs)} The paper's numbers are means over its four data sets, of which the text gives "
-            f"those of the Dirichlet split alone; of VR it says: {paper.WARMUP_SAID}."
+            f"{scores(rows, labels, theirs)} The paper's numbers are means over its four data sets, of which the text "
+            f"gives those of the Dirichlet split alone; of VR it says: {paper.WARMUP_SAID}."
         )
 
     def glance(self, rows: Sequence[Row]) -> list[Glance]:
