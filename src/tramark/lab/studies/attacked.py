@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tramark.lab.attacks.arena import title
 from tramark.lab.studies.numbers import NONE, average
 from tramark.lab.studies.parts import attacked
 from tramark.lab.studies.played import Scaled
