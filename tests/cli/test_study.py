@@ -62,3 +62,12 @@ def test_held_back_federations_are_not_run_by_accident(tramark: Shell, tmp_path:
 
 def test_unknown_cases_are_named(tramark: Shell, tmp_path: Path) -> None:
     assert "no case named zebra" in tramark("study", "zoo", "--out", tmp_path, "--only", "zebra", code=2)
+
+
+def test_a_study_writes_its_page_and_the_index(tramark: Shell, tmp_path: Path) -> None:
+    out, pages = tmp_path / "out", tmp_path / "pages"
+    said = tramark("study", "methods", "--scale", "smoke", "--only", "fedavg,tramark", "--out", out, "--publish", pages)
+    assert "| tramark" in said
+    assert "tramark study methods --scale smoke" in (pages / "methods.md").read_text()
+    assert "[What methods can do](methods.md)" in (pages / "README.md").read_text()
+    assert "smoke: 2" in " ".join(tramark("study", "list", "--out", out).split())
