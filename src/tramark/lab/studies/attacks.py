@@ -12,7 +12,7 @@ from tramark.lab.studies.scales import datasets, title
 from tramark.lab.studies.study import Case, Glance, Row
 
 SHARES = (0.3, 0.5, 0.7, 0.9, 0.95, 0.99)
-COLUMNS = [(variant, which) for variant in ("released", "ours") for which in MODELS]
+COLUMNS = (("released", "issued"), ("ours", "issued"), ("ours", "trained"))
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Attacks(Attacked):
         attacks += [("fine-tune", {"epochs": count, "lr": 0.01}) for count in epochs]
         thieves = {"smoke": 1, "laptop": 5, "paper": None}[self.scale]
         return [
-            attack_case(self, data, variant, which, attacks, thieves=thieves, minutes=4.0)
+            attack_case(self, data, variant, which, attacks, thieves=thieves, minutes=2.5)
             for data in datasets(self.scale)
             for variant, which in COLUMNS
         ]

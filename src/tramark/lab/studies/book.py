@@ -39,9 +39,13 @@ class Book:
 
     def write(self, run: Run, row: Row) -> None:
         """Keep a run's row, and bring the table and the picture up to date."""
+        self.keep(run, row)
+        self.write_up()
+
+    def keep(self, run: Run, row: Row) -> None:
+        """Keep a run's row."""
         about = {"case": run.case.name, "seed": run.seed, "settings": dict(run.case.settings), "digest": run.digest}
         replace_file(self.path(run), pretty(row | about), READABLE)
-        self.write_up()
 
     def forget(self, runs: Iterable[Run]) -> None:
         """Delete the rows of these runs, so that they are run again."""

@@ -20,11 +20,12 @@ class FinetuneRate(Attacked):
     name: str = "finetune-rate"
 
     def cases(self) -> list[Case]:
-        rates, epochs = (RATES[::3], 1) if self.scale == "smoke" else (RATES, 30)
+        rates = {"smoke": RATES[::3], "laptop": (0.01, 0.05, 0.1), "paper": RATES}[self.scale]
+        epochs = 1 if self.scale == "smoke" else 30
         attacks = [("fine-tune", {"epochs": epochs, "lr": rate}) for rate in rates]
         thieves = {"smoke": 1, "laptop": 3, "paper": None}[self.scale]
         return [
-            attack_case(self, data, variant, which, attacks, thieves=thieves, minutes=5.0)
+            attack_case(self, data, variant, which, attacks, thieves=thieves, minutes=3.7)
             for data in datasets(self.scale, "cifar-100", "tiny-imagenet")
             for variant, which in SERIES
         ]

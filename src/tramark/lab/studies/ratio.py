@@ -21,6 +21,7 @@ class Ratio(Swept):
     log: bool = True
 
     def cases(self) -> list[Case]:
+        ratios = {"smoke": RATIOS[::2], "laptop": RATIOS[1:], "paper": RATIOS}[self.scale]
         return [
             case(
                 f"{data}-released-{k}",
@@ -30,7 +31,7 @@ class Ratio(Swept):
                 k=k,
             )
             for data in sweep_data(self.scale)
-            for k in (RATIOS[::2] if self.scale == "smoke" else RATIOS)
+            for k in ratios
         ]
 
     def table(self, rows: Sequence[Row]) -> str:

@@ -11,7 +11,7 @@ from tramark.lab.studies.numbers import by, given, where
 from tramark.lab.studies.scales import datasets, title
 from tramark.lab.studies.study import Case, Glance, Row
 
-THRESHOLDS = (0.1, 0.3, 0.5, 0.7, 0.9)
+THRESHOLDS = tuple(step / 20 for step in range(1, 19))
 SERIES = (("released", "issued"), ("ours", "issued"), ("ours", "trained"))
 
 
@@ -20,11 +20,11 @@ class Rnp(Attacked):
     name: str = "rnp"
 
     def cases(self) -> list[Case]:
-        thresholds = THRESHOLDS[::4] if self.scale == "smoke" else THRESHOLDS
+        thresholds = {"smoke": (0.1, 0.9), "laptop": (0.2, 0.5, 0.8), "paper": THRESHOLDS}[self.scale]
         attacks = [("rnp", {"threshold": threshold}) for threshold in thresholds]
         thieves = {"smoke": 1, "laptop": 3, "paper": None}[self.scale]
         return [
-            attack_case(self, data, variant, which, attacks, thieves=thieves, minutes=4.0)
+            attack_case(self, data, variant, which, attacks, thieves=thieves, minutes=2.0)
             for data in datasets(self.scale, "fashion-mnist", "cifar-10", "cifar-100")
             for variant, which in SERIES
         ]

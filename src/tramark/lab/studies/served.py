@@ -15,7 +15,7 @@ from tramark.lab.simulation.run import Settings, prepare
 from tramark.lab.studies.parts import kept
 from tramark.lab.studies.played import Scaled
 from tramark.lab.studies.scales import TASKS, VARIANTS, plain_settings, sets_of
-from tramark.lab.studies.study import Bench, Case, Row, digest
+from tramark.lab.studies.study import Bench, Case, Part, Row
 
 EVERY = {**VARIANTS, **{name: {"method": name} for name in ("fedipr", "robwe", "fedcrmw", "blackcatt")}}
 """The methods that mark the federation's own model, those of Table 1 first."""
@@ -33,7 +33,7 @@ class Served(Scaled):
                 variant,
                 {"variant": variant, "repeats": REPEATS, "federation": plain_settings(settings)},
                 sets=sets_of(settings),
-                minutes=0.1 if self.scale == "smoke" else 4.0,
+                parts=(Part({"server": variant, **plain_settings(settings)}, 0.1 if self.scale == "smoke" else 3.0),),
             )
             for variant in EVERY
             for settings in [self._settings(variant)]
@@ -46,8 +46,11 @@ class Served(Scaled):
         return Settings(**task | triggers | few)
 
     def run(self, case: Case, seed: int, bench: Bench) -> Row:
-        path = bench.work / f"server-{digest({**case.settings, 'seed': seed, 'device': bench.device})}.json"
-        return kept(path, lambda: _measured(Settings(**case.settings["federation"], seed=seed), bench))
+        (part,) = case.parts
+        return kept(
+            part.folder(bench.work, seed) / "summary.json",
+            lambda: _measured(Settings(**case.settings["federation"], seed=seed), bench),
+        )
 
 
 def _measured(settings: Settings, bench: Bench) -> Row:

@@ -32,11 +32,11 @@ def digest(settings: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Part:
-    """A finished federation that several cases use, also those of other studies. It is run once.
+    """Something long that several cases use, also those of other studies, such as a finished federation. It is made once.
 
     Parameters
     ----------
-    settings : those of `tramark run` but the seed, as plain JSON.
+    settings : all that it depends on but the seed, as plain JSON; for a federation, those of `tramark run`.
     minutes : how long it takes on two cores, estimated.
     """
 
@@ -44,7 +44,7 @@ class Part:
     minutes: float = 0.0
 
     def folder(self, work: Path, seed: int) -> Path:
-        """Where it is kept: a folder of `tramark run`, named by the digest of its settings."""
+        """Where it is kept: a folder named by the digest of its settings, with `summary.json` once it is finished."""
         return work / f"run-{digest({**self.settings, 'seed': seed})}"
 
     def done(self, work: Path, seed: int) -> bool:

@@ -21,7 +21,7 @@ class TriggerSize(Swept):
     across: str = "triggers a client"
 
     def cases(self) -> list[Case]:
-        sizes = {"smoke": (100,), "laptop": (50, 100, 200), "paper": SIZES}[self.scale]
+        sizes = {"smoke": (100,), "laptop": (50, 100), "paper": SIZES}[self.scale]
         cases = []
         for data in sweep_data(self.scale):
             for count in sizes:

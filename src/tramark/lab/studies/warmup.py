@@ -13,7 +13,7 @@ from tramark.lab.studies.tables import scores
 
 ALPHAS: dict[Scale, dict[str, tuple[float, ...]]] = {
     "smoke": {"iid": (0.0, 0.5)},
-    "laptop": {"iid": (0.0, 0.3, 0.5, 0.7), "dirichlet": (0.0, 0.5, 0.7)},
+    "laptop": {"iid": (0.5, 0.7), "dirichlet": (0.0, 0.5)},
     "paper": {"iid": (0.0, 0.1, 0.3, 0.5, 0.7), "dirichlet": (0.0, 0.1, 0.3, 0.5, 0.7)},
 }
 
