@@ -28,16 +28,14 @@ class Served(Scaled):
     """A study of servers on CIFAR-10's model of the paper, which is AlexNet also at scale `laptop`."""
 
     def cases(self) -> list[Case]:
-        return [
-            Case(
-                variant,
-                {"variant": variant, "repeats": REPEATS, "federation": plain_settings(settings)},
-                sets=sets_of(settings),
-                parts=(Part({"server": variant, **plain_settings(settings)}, 0.1 if self.scale == "smoke" else 3.0),),
-            )
-            for variant in EVERY
-            for settings in [self._settings(variant)]
-        ]
+        cases = []
+        for variant in EVERY:
+            settings = self._settings(variant)
+            plain = plain_settings(settings)
+            part = Part({"server": variant, **plain}, 0.1 if self.scale == "smoke" else 3.0)
+            labels = {"variant": variant, "repeats": REPEATS, "federation": plain}
+            cases.append(Case(variant, labels, sets=sets_of(settings), parts=(part,)))
+        return cases
 
     def _settings(self, variant: str) -> Settings:
         task = {"data": "cifar-10"} | TASKS["smoke" if self.scale == "smoke" else "paper"]["cifar-10"] | EVERY[variant]

@@ -32,7 +32,7 @@ def digest(settings: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Part:
-    """Something long that several cases use, also those of other studies, such as a finished federation. It is made once.
+    """What several cases use, also those of other studies, such as a finished federation. It is made once.
 
     Parameters
     ----------
