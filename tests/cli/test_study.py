@@ -10,7 +10,8 @@ from rich.console import Console
 from small_zoo import BrokenZoo, SmallZoo
 
 from tramark.lab.studies import zoo_study
-from tramark.lab.studies.zoo import HELD_BACK, ZOO
+from tramark.lab.studies.contents import CONTENTS
+from tramark.lab.studies.zoo import HELD_BACK
 
 
 @pytest.fixture
@@ -22,8 +23,8 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_studies_are_listed(tramark: Shell) -> None:
     said = tramark("study", "list")
-    assert "zoo" in said
-    assert str(len(ZOO)) in said
+    assert all(name in said for name in CONTENTS)
+    assert "laptop" in said
 
 
 @pytest.mark.usefixtures("small")
@@ -38,9 +39,9 @@ def test_open_cases_with_data_are_run_and_what_is_missing_is_said(
     assert "hidden" not in table
     assert "no data for houses: put svhn*.npz into the folder that --data-dir names" in said.getvalue()
     assert "pair-0 is done" in said.getvalue()
-    assert {path.name for path in (tmp_path / "out" / "rows").iterdir()} == {"pair-0.json"}
-    assert json.loads((tmp_path / "out" / "results.json").read_text())["rows"][0]["vr_issued"] == 1
-    assert (tmp_path / "out" / "picture.png").stat().st_size > 10_000
+    assert {path.name for path in (tmp_path / "out" / "laptop" / "zoo" / "rows").iterdir()} == {"pair-0.json"}
+    assert json.loads((tmp_path / "out" / "laptop" / "zoo" / "results.json").read_text())["rows"][0]["vr_issued"] == 1
+    assert (tmp_path / "out" / "laptop" / "zoo" / "picture.png").stat().st_size > 10_000
     assert tramark("study", "zoo", "--out", tmp_path / "out", "--only", "pair") == table
     assert "1 of 1 rows are there already" in said.getvalue()
 
@@ -61,3 +62,12 @@ def test_held_back_federations_are_not_run_by_accident(tramark: Shell, tmp_path:
 
 def test_unknown_cases_are_named(tramark: Shell, tmp_path: Path) -> None:
     assert "no case named zebra" in tramark("study", "zoo", "--out", tmp_path, "--only", "zebra", code=2)
+
+
+def test_a_study_writes_its_page_and_the_index(tramark: Shell, tmp_path: Path) -> None:
+    out, pages = tmp_path / "out", tmp_path / "pages"
+    said = tramark("study", "methods", "--scale", "smoke", "--only", "fedavg,tramark", "--out", out, "--publish", pages)
+    assert "| tramark" in said
+    assert "tramark study methods --scale smoke" in (pages / "methods.md").read_text()
+    assert "[What methods can do](methods.md)" in (pages / "README.md").read_text()
+    assert "smoke: 2" in " ".join(tramark("study", "list", "--out", out).split())

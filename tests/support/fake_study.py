@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tramark.errors import SettingError
 from tramark.lab.studies.markdown import markdown_table
-from tramark.lab.studies.study import Case, Row, Run, Say
+from tramark.lab.studies.study import Bench, Case, Glance, Row, Run
 
 
 @dataclass(frozen=True)
@@ -24,19 +24,19 @@ class Squares:
     def cases(self) -> list[Case]:
         return [Case(name, {"number": number, "list": (1, 2)}, self.sets) for name, number in self.numbers]
 
-    def run(self, case: Case, seed: int, folder: Path, data_dir: Path | None, say: Say) -> Row:
+    def run(self, case: Case, seed: int, bench: Bench) -> Row:
         number = case.settings["number"]
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / f"{case.name}-{seed}").open("a") as file:
+        bench.work.mkdir(parents=True, exist_ok=True)
+        with (bench.work / f"{case.name}-{seed}").open("a") as file:
             file.write("x")
-        say(f"round 1 of {number}")
+        bench.say(f"round 1 of {number}")
         if number < 0:
             raise SettingError(f"{number} is negative")
         if number == 13:
             os._exit(7)
         while number == 404:
             time.sleep(0.05)
-            say("is waiting")  # fails once the parent is gone
+            bench.say("is waiting")  # fails once the parent is gone
         if number == 5:
             warnings.warn("five is odd", stacklevel=1)
         return {"square": number**2 + seed, "threads": os.environ["OMP_NUM_THREADS"]}
@@ -47,6 +47,9 @@ class Squares:
     def picture(self, rows: Sequence[Row], path: Path) -> bool:
         path.write_text(" ".join(str(row["square"]) for row in rows))
         return True
+
+    def glance(self, rows: Sequence[Row]) -> list[Glance]:
+        return [Glance("the largest", "–", str(max(row["square"] for row in rows)))]
 
 
 class Notes:

@@ -1,8 +1,6 @@
 """Small zoos for tests of the command line. Runs are in processes of their own, which import this."""
 
-from pathlib import Path
-
-from tramark.lab.studies.study import Case, Row, Say
+from tramark.lab.studies.study import Bench, Case, Row
 from tramark.lab.studies.zoo import Federation
 from tramark.lab.studies.zoo_study import Zoo
 
@@ -23,5 +21,5 @@ class SmallZoo(Zoo):
 class BrokenZoo(SmallZoo):
     """The same, and none of them can be run."""
 
-    def run(self, case: Case, seed: int, folder: Path, data_dir: Path | None, say: Say) -> Row:
+    def run(self, case: Case, seed: int, bench: Bench) -> Row:
         raise RuntimeError("no luck")

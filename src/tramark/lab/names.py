@@ -1,4 +1,4 @@
-"""The names of models, methods and presets as plain words, so that help texts need no torch.
+"""The names of models, methods, presets and scales as plain words, so that help texts need no torch.
 
 The packages that hold the real things are checked against these names by a test.
 """
@@ -25,3 +25,4 @@ MethodName = Literal[
 PresetName = Literal["default", "paper", "released"]
 SplitName = Literal["iid", "dirichlet", "iid-stratified", "dirichlet-capped"]
 TriggerKind = Literal["auto", "patterns", "waffle", "mnist", "svhn"]
+ScaleName = Literal["smoke", "laptop", "paper"]

@@ -14,9 +14,9 @@ from fake_study import Notes, Squares
 
 from tramark.errors import SettingError
 from tramark.lab.studies.book import Book
-from tramark.lab.studies.engine import conduct
+from tramark.lab.studies.engine import _next, conduct
 from tramark.lab.studies.needs import missing_sets
-from tramark.lab.studies.study import Case, Row, all_runs, named
+from tramark.lab.studies.study import Case, Part, Row, Run, all_runs, named
 
 
 def run(out: Path, study: Squares, *, seeds: int = 1, workers: int = 1, watcher: Notes | None = None) -> list[Row]:
@@ -144,3 +144,29 @@ def test_cases_are_chosen_by_name() -> None:
     assert named(cases, []) == cases
     with pytest.raises(SettingError, match="no case named d; there are a, b, c"):
         named(cases, ["a", "d"])
+
+
+def test_a_run_waits_for_the_federation_that_another_one_plays(tmp_path: Path) -> None:
+    pair, other = Part({"rounds": 2}), Part({"rounds": 3})
+    first, second, third = (
+        Run(Case(name, {}, parts=(part,)), 0) for name, part in (("a", pair), ("b", pair), ("c", other))
+    )
+    assert _next([second, third], [first], tmp_path) is third
+    assert _next([second], [first], tmp_path) is None
+    assert _next([Run(second.case, 1)], [first], tmp_path) is not None, "another seed is another federation"
+    pair.folder(tmp_path, 0).mkdir()
+    (pair.folder(tmp_path, 0) / "summary.json").touch()
+    assert _next([second, third], [first], tmp_path) is second, "it is finished"
+
+
+def test_studies_share_a_folder_of_work(tmp_path: Path) -> None:
+    study = Squares((("a", 2),))
+    conduct(
+        Book(study, tmp_path / "one", tmp_path / "work"),
+        all_runs(study.cases(), 1),
+        workers=1,
+        data_dir=None,
+        watcher=Notes(),
+    )
+    assert times(tmp_path) == {"a-0": 1}
+    assert (tmp_path / "one" / "table.md").exists()

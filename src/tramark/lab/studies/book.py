@@ -18,14 +18,11 @@ class Book:
     A row of a run that failed has `error`. It counts as a row for tables, but the run is still to be done.
     """
 
-    def __init__(self, study: Study, out: Path) -> None:
+    def __init__(self, study: Study, out: Path, work: Path | None = None) -> None:
         self.study = study
         self.out = out
-
-    @property
-    def work(self) -> Path:
-        """Where runs keep what other runs can use."""
-        return self.out / "work"
+        self.work = work or out / "work"
+        """Where runs keep what other runs can use; several studies can share it."""
 
     def path(self, run: Run) -> Path:
         return self.out / "rows" / f"{run.name}.json"
@@ -42,9 +39,13 @@ class Book:
 
     def write(self, run: Run, row: Row) -> None:
         """Keep a run's row, and bring the table and the picture up to date."""
+        self.keep(run, row)
+        self.write_up()
+
+    def keep(self, run: Run, row: Row) -> None:
+        """Keep a run's row."""
         about = {"case": run.case.name, "seed": run.seed, "settings": dict(run.case.settings), "digest": run.digest}
         replace_file(self.path(run), pretty(row | about), READABLE)
-        self.write_up()
 
     def forget(self, runs: Iterable[Run]) -> None:
         """Delete the rows of these runs, so that they are run again."""
@@ -60,14 +61,23 @@ class Book:
         rows = [{name: value for name, value in row.items() if name != "traceback"} for row in self.rows()]
         replace_file(self.out / "results.json", pretty({"study": self.study.name, "rows": rows}), READABLE)
         replace_file(self.out / "table.md", self.table().encode(), READABLE)
-        good = _good(rows)
+        good = self.good()
         return not good or all(self.study.picture(good, self.out / f"picture.{kind}") for kind in ("png", "svg"))
 
+    def good(self) -> list[Row]:
+        """The rows of runs that did not fail."""
+        return _good(self.rows())
+
     def table(self) -> str:
-        """The study's table as Markdown, with the runs that failed below it."""
+        """A heading and the study's table as Markdown."""
+        parts = [f"# {self.study.name}", self.study.about, self.results()]
+        return "\n\n".join(parts) + "\n"
+
+    def results(self) -> str:
+        """The table with what failed or is left out below it."""
         rows, others = self._sorted_out()
         good, lost = _good(rows), [row for row in rows if "error" in row]
-        parts = [f"# {self.study.name}", self.study.about]
+        parts = []
         if good:
             parts.append(self.study.table(good).strip())
         if lost:
@@ -75,7 +85,7 @@ class Book:
             parts.append("\n".join(f"- {row['case']}, seed {row['seed']}: {row['error']}" for row in lost))
         if others:
             parts.append(f"Left out, as they were made with other settings: {', '.join(others)}.")
-        return "\n\n".join(parts) + "\n"
+        return "\n\n".join(parts)
 
     def _sorted_out(self) -> tuple[list[Row], list[str]]:
         """The rows that belong to the study as it is set now, and the names of the others."""

@@ -1,16 +1,17 @@
 """Run the cases of a study, each run in a process of its own with one thread.
 
 So the numbers are the same however many runs go on at a time, and a run that crashes takes no other with it. A row is
-written as soon as its run has ended: a study that was killed goes on with the rows that are missing.
+written as soon as its run has ended: a study that was killed goes on with the rows that are missing. A run that needs
+a federation which another run is just playing waits for it, and others go first.
 """
 
 import json
 import multiprocessing
 import signal
+import time
 import traceback
 import warnings
-from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Protocol
 from tramark.errors import SettingError, one_line
 from tramark.lab.simulation.environment import single_threaded
 from tramark.lab.studies.book import Book
-from tramark.lab.studies.study import Row, Run, Study
+from tramark.lab.studies.study import Bench, Row, Run, Study
 
 
 class Watcher(Protocol):
@@ -32,17 +33,26 @@ class Watcher(Protocol):
         """A run has ended with this row; it has `error` if it failed."""
 
 
-def conduct(book: Book, runs: Iterable[Run], *, workers: int, data_dir: Path | None, watcher: Watcher) -> list[Row]:
+def conduct(
+    book: Book,
+    runs: Iterable[Run],
+    *,
+    workers: int,
+    data_dir: Path | None,
+    watcher: Watcher,
+    device: str = "cpu",
+) -> list[Row]:
     """Run what has no row yet, some at a time, and return the rows that came of it."""
     if workers < 1:
         raise SettingError(f"{workers} workers: there must be at least one")
-    waiting, rows = deque(book.pending(runs)), []
+    waiting, rows = book.pending(runs), []
     going: dict[Connection, tuple[Run, BaseProcess]] = {}
+    bench = Bench(book.work, data_dir, device=device)
     try:
         while waiting or going:
-            while waiting and len(going) < workers:
-                run = waiting.popleft()
-                connection, process = _start(book.study, run, book.work, data_dir)
+            while len(going) < workers and (run := _next(waiting, [run for run, _ in going.values()], book.work)):
+                waiting.remove(run)
+                connection, process = _start(book.study, run, bench)
                 going[connection] = run, process
                 watcher.says(run, "starts")
             for ready in wait(list(going)):
@@ -64,10 +74,18 @@ def conduct(book: Book, runs: Iterable[Run], *, workers: int, data_dir: Path | N
     return rows
 
 
-def _start(study: Study, run: Run, folder: Path, data_dir: Path | None) -> tuple[Connection, BaseProcess]:
+def _next(waiting: Iterable[Run], going: Collection[Run], work: Path) -> Run | None:
+    """The first run that needs no federation which a run that is going on may be playing."""
+    busy = {folder for run in going for folder in run.unfinished(work)}
+    return next((run for run in waiting if not busy & run.unfinished(work)), None)
+
+
+def _start(study: Study, run: Run, bench: Bench) -> tuple[Connection, BaseProcess]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_work, args=(theirs, study, run, folder, data_dir), daemon=True)
+    process = context.Process(
+        target=_work, args=(theirs, study, run, bench.work, bench.data_dir, bench.device), daemon=True
+    )
     with single_threaded():
         process.start()
     theirs.close()
@@ -92,16 +110,18 @@ def _heard(connection: Connection, process: BaseProcess) -> str | Row:
     return row
 
 
-def _work(connection: Connection, study: Study, run: Run, folder: Path, data_dir: Path | None) -> None:
+def _work(connection: Connection, study: Study, run: Run, work: Path, data_dir: Path | None, device: str) -> None:
     # An interrupt is for the parent, which then stops us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def say(words: str) -> None:
         connection.send(("says", words))
 
+    began = time.perf_counter()
     with warnings.catch_warnings(record=True) as caught:
         try:
-            row = study.run(run.case, run.seed, folder, data_dir, say)
+            row = study.run(run.case, run.seed, Bench(work, data_dir, say, device))
+            row.setdefault("seconds", round(time.perf_counter() - began, 1))
             json.dumps(row)
         except Exception as error:
             what = f"{type(error).__name__}: {one_line(error, 500)}"

@@ -3,14 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import mean
 
 from tramark.lab.studies import tasks
+from tramark.lab.studies.contents import CONTENTS
 from tramark.lab.studies.federation import play
-from tramark.lab.studies.study import Case, Row, Say
+from tramark.lab.studies.study import Bench, Case, Glance, Row, Scale
 from tramark.lab.studies.zoo import HELD_BACK, ZOO, Federation
 from tramark.lab.studies.zoo_picture import draw_zoo
 from tramark.lab.studies.zoo_results import results_of
 from tramark.lab.studies.zoo_table import zoo_table
+
+MINUTES = 2.5
+"""What a federation takes on two cores, in the mean."""
 
 
 @dataclass(frozen=True)
@@ -20,16 +25,36 @@ class Zoo:
     federations: tuple[Federation, ...] = ZOO
     held_back: frozenset[str] = HELD_BACK
     name: str = "zoo"
-    about: str = "Federations over many data sets, nets and optimisers, all with the defaults, beside FedAvg."
+    about: str = CONTENTS["zoo"].about
 
     def cases(self) -> list[Case]:
-        return [Case(one.name, asdict(one), tasks.sets(one.task)) for one in self.federations]
+        return [Case(one.name, asdict(one), tasks.sets(one.task), minutes=MINUTES) for one in self.federations]
 
-    def run(self, case: Case, seed: int, folder: Path, data_dir: Path | None, say: Say) -> Row:
-        return play(Federation(**case.settings), folder, seed=seed, data_dir=data_dir, on_round=say)
+    def run(self, case: Case, seed: int, bench: Bench) -> Row:
+        return play(Federation(**case.settings), bench.work, seed=seed, data_dir=bench.data_dir, on_round=bench.say)
 
     def table(self, rows: Sequence[Row]) -> str:
         return zoo_table(results_of(rows, self.held_back))
 
     def picture(self, rows: Sequence[Row], path: Path) -> bool:
         return draw_zoo(results_of(rows, self.held_back), path)
+
+    def glance(self, rows: Sequence[Row]) -> list[Glance]:
+        found = results_of(rows, self.held_back)
+        met = sum(one.meets_all for one in found)
+        return [
+            Glance("federations that meet all targets", "–", f"{met} of {len(found)}"),
+            Glance("MA minus FedAvg", "–", f"{mean(one.difference for one in found):+.2f}"),
+        ]
+
+
+SMALL = (
+    Federation("digits-mlp", "digits", "mlp", 2, 150, "sgd", 0.05, 6),
+    Federation("digits-adam", "digits", "mlp", 2, 150, "adam", 1e-3, 6),
+)
+"""What is run at scale `smoke`."""
+
+
+def zoo_at(scale: Scale) -> Zoo:
+    """The zoo at a scale; it is the same for `laptop` and `paper`."""
+    return Zoo(SMALL, frozenset()) if scale == "smoke" else Zoo()

@@ -1,0 +1,96 @@
+"""A device that is none: tensors that report another device than the CPU while they hold values on the CPU.
+
+Within `elsewhere()`, whatever is put on `DEVICE` becomes such a tensor, and an operation that mixes it with tensors of
+the CPU fails as it would with an accelerator. So code that forgets to move a tensor shows on any machine.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
+
+DEVICE = torch.device("meta")
+"""Torch's own name for tensors without values; within `elsewhere` they have some."""
+
+_MOVES = ("_to_copy", "copy_", "copy")
+_INDEXING = ("index", "index_put", "index_put_", "_index_put_impl_")
+
+
+class Mismatch(RuntimeError):
+    """An operation on tensors of two devices."""
+
+
+class Elsewhere(Tensor):
+    """A tensor that reports `DEVICE`; `values` are on the CPU."""
+
+    values: Tensor
+
+    @staticmethod
+    def __new__(cls, values: Tensor) -> "Elsewhere":
+        made = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls,
+            values.shape,
+            strides=values.stride(),
+            storage_offset=values.storage_offset(),
+            dtype=values.dtype,
+            device=DEVICE,
+            requires_grad=False,
+        )
+        made.values = values
+        return made  # type: ignore[no-any-return]
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["values"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict[str, Tensor], _: None, size: Any, stride: Any) -> "Elsewhere":
+        return Elsewhere(inner["values"])
+
+    @classmethod
+    def __torch_dispatch__(cls, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _run(operation, args, kwargs or {})
+
+
+class _Mode(TorchDispatchMode):
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _run(operation, args, kwargs or {})
+
+
+@contextmanager
+def elsewhere() -> Iterator[torch.device]:
+    """Tensors can be on `DEVICE` within the block."""
+    with _Mode():
+        yield DEVICE
+
+
+def _run(operation: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    name = operation.overloadpacket.__name__
+    flat, _ = tree_flatten((args, kwargs))
+    there = [one for one in flat if isinstance(one, Elsewhere)]
+    here = [one for one in flat if isinstance(one, Tensor) and not isinstance(one, Elsewhere) and one.dim()]
+    wanted = kwargs.get("device")
+    if there and here and name not in _MOVES and not (name in _INDEXING and isinstance(args[0], Elsewhere)):
+        raise Mismatch(f"{name} of tensors on {DEVICE} and on the CPU")
+    if wanted == DEVICE and isinstance(kwargs.get("generator"), torch.Generator):
+        raise Mismatch(f"{name} on {DEVICE} with a generator of the CPU")
+    onto = wanted == DEVICE if wanted is not None else bool(there)
+    if name == "copy_":
+        onto = isinstance(args[0], Elsewhere)
+    plain_args, plain_kwargs = tree_map_only(Elsewhere, lambda one: one.values, (args, kwargs))
+    if wanted is not None:
+        plain_kwargs = {**plain_kwargs, "device": torch.device("cpu")}
+    found = operation(*plain_args, **plain_kwargs)
+    owners = {id(one.values): one for one in there}
+
+    def wrapped(one: Any) -> Any:
+        if not isinstance(one, Tensor):
+            return one
+        if id(one) in owners:
+            return owners[id(one)]
+        return Elsewhere(one) if onto else one
+
+    return tree_map(wrapped, found)
