@@ -44,6 +44,7 @@ def evidence(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (("run", "--help"), "small-cnn"),
         (("trace", "--help"), "130"),
         (("attack", "--help"), "--list"),
+        (("web", "--help"), "--port"),
         (("demo", "--help"), "ten clients"),
         (("export", "--help"), "safetensors"),
         (("study", "zoo", "--help"), "--held-back"),

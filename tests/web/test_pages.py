@@ -55,7 +55,7 @@ def test_from_upload_to_statement(auditor: TestClient, guard: Guard, made: Scene
     outside = auditor.get(f"/cases/{number}/public.html").text
     assert set(re.findall("|".join(CLIENTS), outside)) == {"mayo"}
     assert "mayo" in auditor.get("/cases").text
-    again = auditor.get("/", params={"case": number}).text
+    again = auditor.get("/", params={"case": str(number)}).text
     assert "Trace it again." in again
     assert 'name="case" value=""' in again
 

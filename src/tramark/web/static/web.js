@@ -73,7 +73,7 @@ if (live) {
     label("", left + (width - left - right) / 2, height - 6, "middle", "queries asked");
     const late = count > asked / 2, names = [];
     parts.push(["path", { class: "limit", d: `M${left} ${y(plot.needed)}H${width - right}` }]);
-    label("limit-label", late ? left + 8 : width - right, y(plot.needed) - 8, late ? "start" : "end", "accused from here on");
+    label("limit-label", late ? left + 8 : width - right, y(plot.needed) + (width < 560 ? 18 : -8), late ? "start" : "end", "accused from here on");
     if (plot.names.length) {
       const last = plot.lines.map(line => line[line.length - 1]), leader = last.indexOf(Math.max(...last));
       plot.lines.forEach((line, i) => { if (i !== leader && last[i] < plot.needed) parts.push(["path", { class: "other", d: path(line) }]); });
