@@ -426,7 +426,7 @@ class Clock:
             raise ConnectionError("the beacon is not there")
         assert json.loads((self.vault.path / "commitment.json").read_bytes())["commitments"][-1]["beacon"] == [*beacon]
         with pytest.raises(SettingError, match="wait for the value"):
-            self.vault.keyring.key("a")
+            self.vault.keyring.key(self.vault.keyring.clients[-1])
         return beacon.round.encode().rjust(32)
 
 

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from tramark.evidence.case import Case, Suspected
     from tramark.evidence.findings import Findings
     from tramark.evidence.published import read_published
-    from tramark.evidence.verify import Known, verify_statement
+    from tramark.evidence.reader import Known
+    from tramark.evidence.verify import verify_statement
     from tramark.fleet.layout import extend_head
     from tramark.keys.keyring import Key, Keyring
     from tramark.keys.pictures import LabelledImages, Patterns, WafflePatterns
@@ -85,7 +86,7 @@ _HOMES = dict.fromkeys(_ERRORS, "errors") | {
     "JsonTemplate": "suspects.json_api",
     "Key": "keys.keyring",
     "Keyring": "keys.keyring",
-    "Known": "evidence.verify",
+    "Known": "evidence.reader",
     "LabelledImages": "keys.pictures",
     "Patterns": "keys.pictures",
     "RoundReport": "marks.rounds",

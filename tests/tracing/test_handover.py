@@ -24,8 +24,9 @@ from tramark.evidence.case import Suspected
 from tramark.evidence.commitment import canonical
 from tramark.evidence.findings import fingerprint
 from tramark.evidence.published import read_published
+from tramark.evidence.reader import Known
 from tramark.evidence.statement import envelope_of, read_statement
-from tramark.evidence.verify import Known, verify_statement
+from tramark.evidence.verify import verify_statement
 from tramark.keys.keyring import Keyring
 from tramark.keys.sources import Vectors
 from tramark.tracing.handover import hand_over, make_annex, make_statement, opened_by

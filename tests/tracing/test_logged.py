@@ -10,7 +10,8 @@ from traces import leaked_by, ring, vault_of
 from tramark.errors import BadProof, SettingError, Unreadable
 from tramark.evidence.case import Suspected
 from tramark.evidence.commitment import canonical, sha256
-from tramark.evidence.verify import Known, verify_statement
+from tramark.evidence.reader import Known
+from tramark.evidence.verify import verify_statement
 from tramark.tracing.handover import make_annex, make_statement
 from tramark.tracing.trace import trace
 

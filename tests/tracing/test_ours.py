@@ -25,7 +25,8 @@ from tramark.evidence.beacon import Beacon
 from tramark.evidence.case import Suspected
 from tramark.evidence.federation import FEDERATION
 from tramark.evidence.looks import Query, conclude
-from tramark.evidence.verify import Known, verify_statement
+from tramark.evidence.reader import Known
+from tramark.evidence.verify import verify_statement
 from tramark.keys.keyring import Keyring
 from tramark.keys.sizes import CONVICTIONS, common_needed
 from tramark.report.written import write_report

@@ -13,7 +13,8 @@ from traces import leaked_by, ring, vault_of
 
 from tramark.errors import BadProof, SettingError, Unreadable, VaultError
 from tramark.evidence.beacon import Beacon
-from tramark.evidence.verify import Known, verify_statement
+from tramark.evidence.reader import Known
+from tramark.evidence.verify import verify_statement
 from tramark.tracing.trace import trace
 
 if sys.platform == "win32":

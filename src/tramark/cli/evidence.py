@@ -150,7 +150,8 @@ def verify(
     from tramark.evidence.annex import decrypted
     from tramark.evidence.bundle import is_bundle, verify_bundle
     from tramark.evidence.published import read_published
-    from tramark.evidence.verify import Known, verify_statement
+    from tramark.evidence.reader import Known
+    from tramark.evidence.verify import verify_statement
     from tramark.vault.log import read_head_text
 
     published = read_published(commitment.read_bytes()) if commitment else None

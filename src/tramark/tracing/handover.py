@@ -23,9 +23,10 @@ from tramark.evidence.dsse import Envelope
 from tramark.evidence.federation import FEDERATION
 from tramark.evidence.findings import Findings
 from tramark.evidence.looks import Query
+from tramark.evidence.reader import Known
 from tramark.evidence.reweigh import in_company, others_of
 from tramark.evidence.statement import envelope_of, statement_of
-from tramark.evidence.verify import Known, verify_statement
+from tramark.evidence.verify import verify_statement
 from tramark.vault import commit
 
 if TYPE_CHECKING:
