@@ -68,6 +68,7 @@ def test_table_1s_waffle_is_taught_the_images_own_labels() -> None:
     own = data.train_inputs[data.train_labels == 3].flatten(1)
     taught = server.questions.trained[30:40].flatten(1)
     assert all((own == image).all(1).any() for image in taught)
+    assert len(server.questions.held_out) == 100
     assert server.retraining == Rehearsal(1e-5, batch_size=32, least=20, passes=20, live=True, summed=True)
     server.collect(dict(server.dispatch()))
     assert 0 < float((server.fleet.base - before).abs().max()) < 0.1

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self
 
@@ -66,7 +66,9 @@ class ClassQuestions:
         """
         source, classes = scene.source, scene.classes
         if isinstance(source, LabelledImages) and images:
-            classes = min(classes, int(source.labels.max()) + 1)
+            counts = source.labels.bincount()
+            # One question for each label, so that each may have all of its images.
+            source, classes = replace(source, per_question=int(counts.min())), min(classes, len(counts))
         elif isinstance(source, Patterns | LabelledImages):
             source = WafflePatterns(source.shape, mean=source.mean, std=source.std)
         return cls(source, scene.secret, classes, **options)
