@@ -28,6 +28,7 @@ from nvflare.app_common.workflows.fedavg import FedAvg
 from nvflare.app_common.workflows.scatter_and_gather import ScatterAndGather
 from nvflare.app_opt.pt.job_config.base_fed_job import BaseFedJob
 from nvflare.app_opt.pt.job_config.model import PTModel
+from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
 from nvflare.job_config.script_runner import ScriptRunner
 from nvflare.recipe.sim_env import SimEnv
 
@@ -391,6 +392,19 @@ def test_only_the_servers_part_of_a_job_knows_of_tramark(tmp_path: Path) -> None
     assert not [path for path in root.rglob("*") if path.name.startswith("tramark")]
     for client in root.rglob("config_fed_client.json"):
         assert "tramark" not in client.read_text()
+
+
+def test_a_recipe_takes_it_too(tmp_path: Path) -> None:
+    script = tmp_path / "train_script.py"
+    script.write_text("import nvflare.client\n")
+    model = {"class_path": "torch.nn.Linear", "args": {"in_features": 4, "out_features": 3}}
+    recipe = FedAvgRecipe(model=model, min_clients=2, num_rounds=3, train_script=str(script))
+    add_tramark(recipe, vault="/srv/vault", input_shape=(4,))
+    recipe.export(str(tmp_path / "jobs"))
+    (server,) = (tmp_path / "jobs").rglob("config_fed_server.json")
+    found = {component["id"]: component["args"] for component in json.loads(server.read_text())["components"]}
+    assert found["tramark"] == {"vault": "/srv/vault", "input_shape": [4]}
+    assert "persistor" in found
 
 
 @pytest.mark.slow
