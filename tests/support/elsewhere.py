@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
 
@@ -60,10 +61,21 @@ class _Mode(TorchDispatchMode):
         return _run(operation, args, kwargs or {})
 
 
+class _Made(TorchFunctionMode):
+    """Sees to tensors made of Python's numbers, which no dispatch mode sees being moved."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = dict(kwargs or {})
+        if function in (torch.tensor, torch.as_tensor) and options.get("device") == DEVICE:
+            del options["device"]
+            return function(*args, **options).to(DEVICE)
+        return function(*args, **options)
+
+
 @contextmanager
 def elsewhere() -> Iterator[torch.device]:
     """Tensors can be on `DEVICE` within the block."""
-    with _Mode():
+    with _Mode(), _Made():
         yield DEVICE
 
 
