@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from elsewhere import DEVICE, Mismatch, elsewhere
+from elsewhere import DEVICE, MismatchError, elsewhere
 
 from tramark.lab.simulation.run import prepare
 from tramark.lab.studies.parts import outcome
@@ -26,7 +26,7 @@ def test_tensors_elsewhere_hold_values_and_do_not_mix_with_those_here() -> None:
         one = torch.arange(3.0).to(device)
         assert one.device == DEVICE
         assert (2 * one + one).cpu().tolist() == [0, 3, 6]
-        with pytest.raises(Mismatch):
+        with pytest.raises(MismatchError):
             one + torch.ones(3)
 
 

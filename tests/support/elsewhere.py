@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
 
@@ -20,18 +21,18 @@ _MOVES = ("_to_copy", "copy_", "copy")
 _INDEXING = ("index", "index_put", "index_put_", "_index_put_impl_")
 
 
-class Mismatch(RuntimeError):
+class MismatchError(RuntimeError):
     """An operation on tensors of two devices."""
 
 
 class Elsewhere(Tensor):
-    """A tensor that reports `DEVICE`; `values` are on the CPU."""
+    """A tensor that reports `DEVICE`; `held` are its values on the CPU."""
 
-    values: Tensor
+    held: Tensor
 
     @staticmethod
     def __new__(cls, values: Tensor) -> "Elsewhere":
-        made = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: Elsewhere = Tensor._make_wrapper_subclass(
             cls,
             values.shape,
             strides=values.stride(),
@@ -40,18 +41,20 @@ class Elsewhere(Tensor):
             device=DEVICE,
             requires_grad=False,
         )
-        made.values = values
-        return made  # type: ignore[no-any-return]
+        made.held = values
+        return made
 
     def __tensor_flatten__(self) -> tuple[list[str], None]:
-        return ["values"], None
+        return ["held"], None
 
     @staticmethod
     def __tensor_unflatten__(inner: dict[str, Tensor], _: None, size: Any, stride: Any) -> "Elsewhere":
-        return Elsewhere(inner["values"])
+        return Elsewhere(inner["held"])
 
     @classmethod
-    def __torch_dispatch__(cls, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return _run(operation, args, kwargs or {})
 
 
@@ -60,10 +63,21 @@ class _Mode(TorchDispatchMode):
         return _run(operation, args, kwargs or {})
 
 
+class _Made(TorchFunctionMode):
+    """Sees to tensors made of Python's numbers, which no dispatch mode sees being moved."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = dict(kwargs or {})
+        if function in (torch.tensor, torch.as_tensor) and options.get("device") == DEVICE:
+            del options["device"]
+            return function(*args, **options).to(DEVICE)
+        return function(*args, **options)
+
+
 @contextmanager
 def elsewhere() -> Iterator[torch.device]:
     """Tensors can be on `DEVICE` within the block."""
-    with _Mode():
+    with _Mode(), _Made():  # type: ignore[no-untyped-call]
         yield DEVICE
 
 
@@ -74,17 +88,17 @@ def _run(operation: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     here = [one for one in flat if isinstance(one, Tensor) and not isinstance(one, Elsewhere) and one.dim()]
     wanted = kwargs.get("device")
     if there and here and name not in _MOVES and not (name in _INDEXING and isinstance(args[0], Elsewhere)):
-        raise Mismatch(f"{name} of tensors on {DEVICE} and on the CPU")
+        raise MismatchError(f"{name} of tensors on {DEVICE} and on the CPU")
     if wanted == DEVICE and isinstance(kwargs.get("generator"), torch.Generator):
-        raise Mismatch(f"{name} on {DEVICE} with a generator of the CPU")
+        raise MismatchError(f"{name} on {DEVICE} with a generator of the CPU")
     onto = wanted == DEVICE if wanted is not None else bool(there)
     if name == "copy_":
         onto = isinstance(args[0], Elsewhere)
-    plain_args, plain_kwargs = tree_map_only(Elsewhere, lambda one: one.values, (args, kwargs))
+    plain_args, plain_kwargs = tree_map_only(Elsewhere, lambda one: one.held, (args, kwargs))
     if wanted is not None:
         plain_kwargs = {**plain_kwargs, "device": torch.device("cpu")}
     found = operation(*plain_args, **plain_kwargs)
-    owners = {id(one.values): one for one in there}
+    owners = {id(one.held): one for one in there}
 
     def wrapped(one: Any) -> Any:
         if not isinstance(one, Tensor):
