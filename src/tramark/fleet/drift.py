@@ -3,9 +3,11 @@
 The update of a linear layer, ΔW, is a sum of outer products of output gradients with the layer's inputs on a client's
 data. So Σ ΔWᵀΔW tells in which directions those inputs lie: up to scale, it stands in for their second moment C, which
 the server could not know otherwise. It is estimated as updates stream by, one round averaged into the next with weight
-½. Every client's update of a layer counts with unit energy, however large it is: one client in ten moves the estimate
-by a tenth of its energy and no more. An update that is far larger than the last round's were counts less. It is kept as a sketch A of some hundred rows with C ≈ AᵀA, which costs little more than reading the updates, or, in
-layers that are not too wide for it, as the matrix itself, which is nearer to the truth.
+½. Every client's update of a layer counts with unit energy, however large it is, so that one client in ten moves the
+estimate by a tenth of its energy and no more. An update that is far larger than the last round's were counts less.
+
+The estimate is kept as a sketch A of some hundred rows with C ≈ AᵀA, which costs little more than reading the updates,
+or, in layers that are not too wide for it, as the matrix itself, which is nearer to the truth.
 
 By the same token Σ ΔWΔWᵀ tells in which directions the gradients at the layer's output lie, G: which of its changes the
 task feels, and which gradients would run back through them. Few directions hold most of it, so a sketch of some of the
@@ -20,8 +22,9 @@ import torch
 from torch import Tensor
 
 from tramark.errors import CheckpointError
-from tramark.fleet.layout import Layout, Slot
+from tramark.fleet.layout import Layout, Slot, finite
 from tramark.fleet.moments import DenseMoment, EvenMoment, Moment, Pull, SketchedMoment
+from tramark.fleet.usual import lower_median
 
 FAR = 3.0
 """An update of a layer that is more than so many times larger than the median of the last round's counts less: in
@@ -120,7 +123,8 @@ class Drift:
             self._sum[name][into].addcmul_(rows[some], signs[some, None], value=share)
 
     def settle(self) -> None:
-        """End a round: average what was seen in it into the estimate."""
+        """End a round: average what was seen in it into the estimate. A shallow copy made before keeps the old one."""
+        self._average = dict(self._average)
         for name, total in self._sum.items():
             kind, _, layer = name.partition(".")
             width, old = total.shape[1], self._average.get(name)
@@ -140,7 +144,7 @@ class Drift:
                 total.addcmul_(old, self._signs(len(old), self.rounds)[:, None], value=weight**0.5)
             self._average[name] = total
         for layer, sizes in self._sizes.items():
-            self._average[f"size.{layer}"] = torch.tensor(sorted(sizes)[(len(sizes) - 1) // 2], dtype=torch.float64)
+            self._average[f"size.{layer}"] = torch.tensor(lower_median(sizes), dtype=torch.float64)
         self.forget()
         self.rounds += 1
 
@@ -172,6 +176,11 @@ class Drift:
             found = kept @ basis if small else kept.T @ (kept @ basis)
         energies, turn = torch.linalg.eigh(basis.T @ found)
         return Pull(basis @ turn.flip(1), energies.flip(0).clamp_min(0), ridge)
+
+    @property
+    def finite(self) -> bool:
+        """Whether the estimates have neither NaN nor infinite values."""
+        return all(map(finite, self._average.values()))
 
     def _dense(self, layer: str) -> bool:
         """Whether a layer is not too wide for its C to be kept as a matrix."""

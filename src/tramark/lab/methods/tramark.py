@@ -65,8 +65,8 @@ class Traced(TraMark):
         self.fleet.load_base(state["fleet"])
         self.drift.load_state_dict(state["drift"])
         self.round = int(state["round"])
-        self.marking.replay = Replay(self.fleet)
-        self.marking.replay.updates = [state[name] for name in sorted(state) if name.startswith("update.")]
+        updates = [state[name] for name in sorted(state) if name.startswith("update.")]
+        self.marking.replay = Replay(self.fleet, updates)
         self.mark()
 
     def close(self) -> None:
