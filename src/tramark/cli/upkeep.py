@@ -1,4 +1,4 @@
-"""`tramark vault log`, `head`, `backup`, `restore`, `checkpoints` and `rewind`: what a vault needs that is kept for years."""
+"""`tramark vault log`, `head`, `backup`, `restore`, `checkpoints` and `rewind`: for a vault that is kept for years."""
 
 import json
 import re

@@ -152,7 +152,8 @@ class Vault:
         """Keep a keyring in which clients joined or left, or questions of the pool were chosen or retouched.
 
         The log says what changed, and new clients or other questions get a further signed commitment. `blobs` are put
-        with it and those in `drop` deleted, all or nothing. If the commitment names a `beacon`, answers wait until its value is revealed.
+        with it, and those in `drop` deleted, all or nothing. If the commitment names a `beacon`, answers wait until its
+        value is revealed.
         """
         blobs = dict(blobs or {})
         with self.storage.mutex:

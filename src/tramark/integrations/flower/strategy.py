@@ -52,8 +52,8 @@ class TraMarkStrategy(Strategy):
     vault : a `Vault`, or where to open one or make it. An existing one is gone on with.
     input_shape, normalise, source, classes, questions : what a new vault's keyring is made for; see
         `Keyring.generate`. Without `classes` it is the number of outputs of the model's last linear layer.
-    warmup_rounds, preset, injection, logits, travels, weight_cap : as for `TraMark`; initial arrays may also say what travels. The
-        number of rounds is learnt from `start`.
+    warmup_rounds, preset, injection, logits, travels, weight_cap : as for `TraMark`; initial arrays may also say what
+        travels. The number of rounds is learnt from `start`.
     identify : tells the clients' names, {node id: name}, given the grid and the node ids; `identify_nodes`, unless
         told.
     """
