@@ -131,7 +131,7 @@ KINDS = ("overflow", "complex", "integers", "huge", "opposite", "negative varian
 def test_an_update_that_would_spoil_the_base_is_refused(kind: str) -> None:
     server = TraMark(mlp(64, 48, normed=True), ring(CLIENTS[:3]), warmup_rounds=1)
     for _ in range(2):
-        good = {client: state for client, state in server.dispatch().items()}
+        good = dict(server.dispatch())
         before = server.fleet.base.clone()
         report = server.collect(good | {CLIENTS[0]: hostile(kind, good[CLIENTS[0]])})
         assert set(report.refused) == {CLIENTS[0]}
