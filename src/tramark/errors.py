@@ -14,6 +14,10 @@ class SettingError(TramarkError, ValueError):
     """A value that cannot work: change the setting, the argument or the input that the message names."""
 
 
+class Diverged(SettingError):  # noqa: N818
+    """A base that cannot be used: it, its answers or the marks for it are not finite."""
+
+
 class UnknownClientError(TramarkError, KeyError):
     """A name that belongs to no client of the federation."""
 

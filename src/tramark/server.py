@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from tramark.errors import CheckpointError, SettingError
+from tramark.errors import CheckpointError, Diverged, SettingError
 from tramark.evidence.beacon import BeaconSource
 from tramark.fleet.aggregation import Aggregation, Incoming, Samples, fold
 from tramark.fleet.drift import Drift
@@ -21,6 +21,7 @@ from tramark.fleet.layout import State
 from tramark.fleet.logits import Pick, return_logits
 from tramark.fleet.scratch import device_of, load_state, scratch_copy
 from tramark.fleet.travels import Travels, freeze_rest, travelling
+from tramark.fleet.usual import Usual
 from tramark.keys.keyring import Keyring
 from tramark.marks.begin import Beginning, Warmup
 from tramark.marks.checkup import check
@@ -28,6 +29,7 @@ from tramark.marks.injection import Injection
 from tramark.marks.marking import Marking
 from tramark.marks.presets import preset_named
 from tramark.marks.rounds import RoundReport
+from tramark.marks.survival import Survived
 
 if TYPE_CHECKING:
     from tramark.vault.store import Vault
@@ -65,6 +67,7 @@ class TraMark:
         from it.
     logits : where the logits are in what the model returns (a key, an attribute, a position or a function), if it
         returns more than a tensor and they are not found by themselves.
+    weight_cap : how many times the median of the declared numbers of samples a client may count at most; None for any.
     travels : which tensors of the state dict are sent and come back, if not all of them do: "trainable" (parameters
         with `requires_grad`, and the buffers of their modules), their names, or a function of a name. The rest is
         constant: clients need not return it, and must not change it. Without this, the whole model is sent; if all
@@ -86,6 +89,7 @@ class TraMark:
         logits: Pick | None = None,
         travels: Travels | None = None,
         beacon: BeaconSource | None = None,
+        weight_cap: float | None = 10.0,
     ) -> None:
         if beacon is not None and vault is None:
             raise SettingError("answers that a beacon draws need a vault, whose commitments name it: give one")
@@ -99,6 +103,7 @@ class TraMark:
         if keyring is None:
             raise SettingError("a server needs its clients' keys: give a keyring, or a vault that has one")
         self._beginning = Beginning(warmup_rounds, rounds)
+        self.usual = Usual(weight_cap)
         self.keyring = keyring
         self.marking = Marking(injection or preset_named(preset))
         self.vault = vault
@@ -153,17 +158,19 @@ class TraMark:
         changed. If no update can be used, there is a warning that says why.
         """
         aggregation = self.begin()
+        self.usual.hear((samples or {}).values())
         fold(aggregation, incoming, samples, strict=strict)
         return self.end(aggregation)
 
-    def begin(self) -> Aggregation:
+    def begin(self, *, discards: bool = False) -> Aggregation:
         """Begin a round by hand: `add` updates to what this returns, then `end` the round. `collect` does both.
 
-        A round that is not ended changes nothing.
+        `discards` says that the rule which makes the base may leave updates out, as a median or Krum does: then the
+        server learns nothing from those. A round that is not ended changes nothing.
         """
         self.drift.forget()
         watch = self.marking.watch(self.model, self.keyring, self.fleet, self.round)
-        return self.fleet.begin(self.drift, watch, first=self.round == 0)
+        return self.fleet.begin(self.drift, watch, first=self.round == 0, usual=self.usual, discards=discards)
 
     def end(
         self, aggregation: Aggregation, base: State | None = None, *, refused: Mapping[str, str] | None = None
@@ -171,34 +178,68 @@ class TraMark:
         """End a round: aggregate, then make everyone's marks anew.
 
         The new base is the mean of the updates, or `base`, if another aggregation rule made one from them. `refused`
-        says whose updates were not added, and why; the report has it.
+        says whose updates were not added, and why; the report has it. If the new base, its answers or its marks are not
+        finite, the round is undone: base and marks stay as they were, and the report says why.
         """
-        if not self.marked and aggregation.taken:
-            self._beginning.observe(aggregation.size())
-        if remark := aggregation.finish(base):
-            warnings.warn(f"round {self.round + 1}: {remark}", stacklevel=3)
-        self.marking.came = len(aggregation.taken)
-        self.drift.settle()
+        fleet, before = self.fleet, (self.keyring, self.marking, copy.copy(self.drift))
+        held = fleet.region, fleet.marks
+        self.marking = copy.copy(self.marking)
         self.round += 1
-        survived = self.marking.steer()
+        try:
+            remark, survived = self._advance(aggregation, base)
+            strained, discarded = self.marking.strained, ""
+        except Diverged as error:
+            fleet.region, fleet.marks = held
+            aggregation.undo()
+            self.keyring, self.marking, self.drift = before
+            self._undone()
+            remark, survived, strained, discarded = None, None, 0.0, str(error)
+        else:
+            aggregation.settle()
+        self.drift.forget()
+        if remark:
+            warnings.warn(f"round {self.round}: {remark}", stacklevel=3)
         due = self._beginning.due(self.round + self.injection.early)
-        if self.marked or due:
-            self.mark()
-        unbearable = due and self.fleet.region is None
+        unbearable = due and not discarded and self.fleet.region is None
         self._report = RoundReport(
             self.round,
-            tuple(aggregation.taken),
+            () if discarded else tuple(aggregation.taken),
             {**aggregation.refused, **(refused or {})},
             marked=self.marked,
             survived=survived,
             made=self.marking.made,
             begins_after=None if self.marked or unbearable else self._begins_after,
             unbearable=unbearable,
+            strained=strained,
+            discarded=discarded,
         )
         self._save()
         for concern in self._report.concerns(self.keyring.classes):
             warnings.warn(concern, stacklevel=3)
         return self._report
+
+    def _advance(self, aggregation: Aggregation, base: State | None) -> tuple[str | None, Survived | None]:
+        """Make the next base and its marks. Returns what to warn of, and what was left of the last marks.
+
+        `Diverged` if any of it is not finite; the caller undoes it.
+        """
+        size = aggregation.size() if aggregation.taken and not self.marked else None
+        remark = aggregation.finish(base)
+        if aggregation.taken:
+            self.marking.check_answers(self.model, self.fleet, self.keyring)
+        self.drift.settle()
+        if size is not None:
+            self._beginning.observe(size)
+        self.marking.came = len(aggregation.taken)
+        survived = self.marking.steer()
+        if self.marked or self._beginning.due(self.round + self.injection.early):
+            self.mark()
+        if not (self.fleet.finite and self.drift.finite):
+            raise Diverged("the marks or what is known of the clients' data have NaN or infinite values")
+        return remark, survived
+
+    def _undone(self) -> None:
+        """Called when a round is undone, before its report is saved."""
 
     def expect(self, rounds: int) -> None:
         """Say how many rounds the federation runs in all; `SettingError` if none of them would be marked."""
@@ -260,6 +301,7 @@ class TraMark:
             "fleet": self.fleet.state_dict(),
             "drift": self.drift.state_dict(),
             "begin": self._beginning.state_dict(),
+            "usual": self.usual.state_dict(),
             **self.marking.state_dict(),
         }
 
@@ -280,6 +322,7 @@ class TraMark:
         self.drift.load_state_dict(state["drift"])
         self.round = int(state["round"])
         self._beginning.load_state_dict(state.get("begin", {}))
+        self.usual.load_state_dict(state.get("usual", {}))
         self._report = None
         self._follow(self.keyring)
 
@@ -337,6 +380,8 @@ class TraMark:
         self._saved = False
         self._issued.clear()
         if self.vault is not None:
+            if not (self.fleet.finite and self.drift.finite):
+                raise CheckpointError("the server's state has NaN or infinite values: it is not saved")
             self.vault.save(self.keyring, self.state_dict(), None if self._report is None else asdict(self._report))
             self._saved = True
 

@@ -11,9 +11,10 @@ from torch.nn import functional as F
 from tramark.cli.zoo import model_factory
 from tramark.keys.keyring import Keyring
 from tramark.lab.models import build
+from tramark.vault.checkpoints import REPORTS
 from tramark.vault.lock import make_key_file
 from tramark.vault.log import issued
-from tramark.vault.store import REPORTS, Vault
+from tramark.vault.store import Vault
 from tramark.web.desk import MODEL, Desk, Openers
 
 CLIENTS = ("charite", "karolinska", "mayo", "ucl")

@@ -1,4 +1,4 @@
-"""`tramark vault log`, `head`, `backup` and `restore`: what a vault needs that is kept for years."""
+"""`tramark vault log`, `head`, `backup`, `restore`, `checkpoints` and `rewind`: for a vault that is kept for years."""
 
 import json
 import re
@@ -133,3 +133,27 @@ def restore(
     with restored(file, vault, key_file=key_file, prompt=prompt) as opened:
         entry = list(opened.log())[-1]
         typer.echo(f"vault {opened.id}, {restored_words(entry)}; its head is {head_text(opened.head)}")
+
+
+def checkpoints(vault: VaultPath, key_file: KeyFile = None) -> None:
+    """List the rounds after which the server's state is kept, oldest first. `rewind` goes back to one of them."""
+    with open_vault(vault, key_file, readonly=True) as opened:
+        rounds = opened.checkpoints
+    for round in rounds:
+        typer.echo(f"after round {round}" + (", the newest" if round == rounds[-1] else ""))
+    if not rounds:
+        console.print("the vault has no server's state yet")
+
+
+def rewind(
+    vault: VaultPath,
+    round: Annotated[int, typer.Argument(help="The round after which to go on; `checkpoints` lists them.")],
+    key_file: KeyFile = None,
+) -> None:
+    """Go back to the server's state after an earlier round, such as before a hostile client spoilt the model.
+
+    The log says so. Later states are deleted. Models stay issued, questions burned and error spent.
+    """
+    with open_vault(vault, key_file) as opened:
+        opened.rewind(round)
+    typer.echo(f"the server goes on after round {round}; what was issued since can still be traced")

@@ -19,7 +19,7 @@ from tramark.cli.common import (
     open_vault,
     vault_at,
 )
-from tramark.cli.upkeep import backup, head, log, restore, restored_words
+from tramark.cli.upkeep import backup, checkpoints, head, log, restore, restored_words, rewind
 from tramark.errors import NoKey, SettingError, one_line
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ ROUNDS_SHOWN = 10
 """The last rounds that `tramark vault show` lists."""
 
 app = typer.Typer(help="Make, show and check the sealed folder with a federation's secrets.", no_args_is_help=True)
-for command in (log, head, backup, restore):
+for command in (log, head, backup, restore, checkpoints, rewind):
     app.command()(command)
 
 

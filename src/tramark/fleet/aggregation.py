@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, NoReturn, Protocol
 import torch
 from torch import Tensor
 
-from tramark.errors import SettingError, UpdateError
-from tramark.fleet.layout import State, some_names
+from tramark.errors import SettingError, UpdateError, one_line
+from tramark.fleet.layout import State, pieces, some_names
+from tramark.fleet.screening import Held, accepted, problem_of
+from tramark.fleet.usual import Usual
 
 if TYPE_CHECKING:
     from tramark.fleet.fleet import Fleet
-
-PIECE = 2**18
-"""Numbers folded in at a time: as many as fit into a processor's cache."""
-
 
 NARROWED = (
     "clients return the trainable part of the model alone: the rest is constant from now on. travels='trainable' says "
@@ -55,10 +53,14 @@ class Aggregation:
 
     fleet: "Fleet"
     observer: Observer | None = None
-    watch: Callable[[str, State], None] | None = None
-    """Called with each client and the model that it returned, once that is accepted."""
+    watch: Callable[[str, State], str | None] | None = None
+    """Called with each client and the model that it returned. What it says is why the update is refused."""
     first: bool = False
     """Whether updates may lack all that is outside the trainable part. If all of them do, that becomes constant."""
+    usual: Usual | None = None
+    """Limits what one client counts."""
+    discards: bool = False
+    """Whether the rule that makes the base may leave updates out. The observer is shown the others, in the end."""
     taken: dict[str, float] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     """Whose updates were refused, and why."""
@@ -72,6 +74,10 @@ class Aggregation:
     _weights: dict[str, float] = field(init=False, repr=False)
     """The weight of the updates that brought each buffer."""
     _marks: dict[int, Tensor] = field(default_factory=dict, repr=False)
+    _sizes: list[float] = field(default_factory=list, repr=False)
+    _declared: list[float] = field(default_factory=list, repr=False)
+    _held: list[Held] = field(default_factory=list, repr=False)
+    _before: tuple[Tensor, dict[str, Tensor]] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         fleet = self.fleet
@@ -88,17 +94,25 @@ class Aggregation:
         An update that cannot be used raises `UpdateError` and is noted in `refused`; nothing else changes.
         """
         fleet, layout = self.fleet, self.fleet.layout
-        if problem := self._problem(client, state, weight):
+        size, problem = self._screen(client, state, weight)
+        if problem:
             self.refuse(client, problem, layout.missing(state) if problem.startswith("missing ") else ())
+        if self.watch is not None and (problem := self.watch(client, state)):
+            self.refuse(client, problem)
+        self._sizes.append(size)
+        self._declared.append(weight)
+        if self.usual is not None:
+            weight = self.usual.cap(weight)
+        share = weight * (1.0 if self.usual is None else self.usual.share(size))
         row, seen = fleet.clients.index(client), {}
         own = fleet.marks[row].clone()
         for name, slot in layout.tensors.items():
             if name not in self._apart:
-                _fold(slot.of(self._sum), state[name], slot.of(fleet.base), slot.dtype, weight)
+                _fold(slot.of(self._sum), state[name], slot.of(fleet.base), slot.dtype, share)
                 continue
             update = fleet.update(client, name, state[name], out=self._room.get(name))
-            for some, moved in zip(_pieces(slot.of(self._sum)), _pieces(update), strict=True):
-                some.add_(moved, alpha=weight)
+            for some, moved in zip(pieces(slot.of(self._sum)), pieces(update), strict=True):
+                some.add_(moved, alpha=share)
             if fleet.region is not None:
                 fleet.region.absorb(slot, own, update)
             if self.observer is not None and name in self.observer.layers:
@@ -107,14 +121,18 @@ class Aggregation:
             self._weights[name] += weight
             total.add_(_difference(state[name].cpu(), fleet.buffers[name]), alpha=weight)
         self._marks[row] = own
-        if self.watch is not None:
-            self.watch(client, state)
         self.taken[client] = weight
-        if self.observer is not None:
+        if self.observer is None:
+            return
+        if self.discards:
+            self._held.append({name: update.clone() for name, update in seen.items()})
+        else:
             self.observer.observe(seen)
 
     def refuse(self, client: str, reason: str, lacking: Iterable[str] = ()) -> NoReturn:
         """Note that a client's update cannot be used, and raise `UpdateError`."""
+        # Some of it are words of the client's.
+        reason = one_line(reason)
         self.refused[client] = reason
         self._lacking.add(tuple(lacking))
         raise UpdateError(client, reason)
@@ -134,7 +152,7 @@ class Aggregation:
         """Whether a base equals `mean()` up to rounding."""
         total, old = sum(self.taken.values()), self.fleet.base
         for name, slot in self.fleet.layout.tensors.items():
-            flat = (_pieces(base[name]), _pieces(slot.of(old)), _pieces(slot.of(self._sum)))
+            flat = (pieces(base[name]), pieces(slot.of(old)), pieces(slot.of(self._sum)))
             for given, before, summed in zip(*flat, strict=True):
                 if not torch.allclose(given.double(), before + summed / total, rtol=1e-6, atol=1e-12):
                     return False
@@ -153,21 +171,48 @@ class Aggregation:
         narrowed = self.first and fleet.optional and not any(self._weights.get(name) for name in fleet.optional)
         if narrowed:
             fleet.narrow()
+        self._before = fleet.base.clone(), fleet.buffers
         if base is None:
             fleet.buffers = self._mean_buffers()
             self._mean(fleet.base)
         else:
             fleet.rebase(base)
         for row, mark in self._marks.items():
-            fleet.marks[row] = mark
+            self._marks[row], fleet.marks[row] = fleet.marks[row].clone(), mark
+        self._show_accepted()
         # The rest of the round does not need these, and they are the largest things that it has.
         self._sum, self._room = self._sum.new_empty(0), {}
         return NARROWED if narrowed else None
 
+    def undo(self) -> None:
+        """Bring base and marks back to what they were before `finish`."""
+        if self._before is None:
+            return
+        self.fleet.base, self.fleet.buffers = self._before
+        for row, mark in self._marks.items():
+            self.fleet.marks[row] = mark
+        self._before = None
+
+    def settle(self) -> None:
+        """Keep what `finish` did for good: remember what clients sent, and let the old base go."""
+        if self.usual is not None and self.taken:
+            self.usual.settle(self._declared, self._sizes)
+        self._before = None
+
+    def _show_accepted(self) -> None:
+        """Show the observer those of the held updates that the new base was made of."""
+        if self.observer is None or not self._held or self._before is None:
+            return
+        slots = self.fleet.layout.slots
+        made = {name: slots[name].of(self.fleet.base) - slots[name].of(self._before[0]) for name in self._held[0]}
+        for update in accepted(self._held, made):
+            self.observer.observe(update)
+        self._held = []
+
     def _mean(self, base: Tensor) -> Tensor:
         """Add the mean update to a base, in place and in pieces: a whole quotient would take two models' memory."""
         total = sum(self.taken.values())
-        for some, summed in zip(_pieces(base), _pieces(self._sum), strict=True):
+        for some, summed in zip(pieces(base), pieces(self._sum), strict=True):
             some += summed / total
         return base
 
@@ -181,16 +226,16 @@ class Aggregation:
             buffers[name] = old + as_dtype(mean, old.dtype) if exact else as_dtype(old.double() + mean, old.dtype)
         return buffers
 
-    def _problem(self, client: str, state: State, weight: float) -> str | None:
+    def _screen(self, client: str, state: State, weight: float) -> tuple[float, str | None]:
+        """The size of an update, and why it cannot be used; None if it can."""
         if client not in self.fleet.clients:
-            return "not a client of this federation"
+            return 0.0, "not a client of this federation"
         if client in self.taken:
-            return "a second update in one round"
+            return 0.0, "a second update in one round"
         if not 0 < weight < float("inf"):
-            return f"its weight must be a positive number, not {weight}"
-        if self.first and state.keys() == set(self.fleet.layout.order) - self.fleet.optional:
-            return self.fleet.layout.without(self.fleet.optional).problem(state)
-        return self.fleet.problem(state)
+            return 0.0, f"its weight must be a positive number, not {weight}"
+        partly = self.first and state.keys() == set(self.fleet.layout.order) - self.fleet.optional
+        return problem_of(self.fleet, state, self.fleet.layout.without(self.fleet.optional) if partly else None)
 
     def _problem_of_all(self) -> str | None:
         """Why no update could be used, if some came and all were refused; else None."""
@@ -225,13 +270,8 @@ def fold(aggregation: Aggregation, incoming: Incoming, samples: Samples, *, stri
 
 def _fold(total: Tensor, returned: Tensor, base: Tensor, dtype: torch.dtype, weight: float) -> None:
     """total += weight · (returned − sent), where sent is the base in the model's dtype."""
-    for some, back, sent in zip(_pieces(total), _pieces(returned), _pieces(base), strict=True):
+    for some, back, sent in zip(pieces(total), pieces(returned), pieces(base), strict=True):
         some.add_(back.to(sent.device, sent.dtype) - sent.to(dtype).to(sent.dtype), alpha=weight)
-
-
-def _pieces(tensor: Tensor) -> tuple[Tensor, ...]:
-    pieces: tuple[Tensor, ...] = tensor.detach().reshape(-1).split(PIECE)
-    return pieces
 
 
 def as_dtype(values: Tensor, dtype: torch.dtype) -> Tensor:

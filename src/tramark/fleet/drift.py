@@ -3,14 +3,18 @@
 The update of a linear layer, ΔW, is a sum of outer products of output gradients with the layer's inputs on a client's
 data. So Σ ΔWᵀΔW tells in which directions those inputs lie: up to scale, it stands in for their second moment C, which
 the server could not know otherwise. It is estimated as updates stream by, one round averaged into the next with weight
-½. It is kept as a sketch A of some hundred rows with C ≈ AᵀA, which costs little more than reading the updates, or, in
-layers that are not too wide for it, as the matrix itself, which is nearer to the truth.
+½. Every client's update of a layer counts with unit energy, however large it is, so that one client in ten moves the
+estimate by a tenth of its energy and no more. An update that is far larger than the last round's were counts less.
+
+The estimate is kept as a sketch A of some hundred rows with C ≈ AᵀA, which costs little more than reading the updates,
+or, in layers that are not too wide for it, as the matrix itself, which is nearer to the truth.
 
 By the same token Σ ΔWΔWᵀ tells in which directions the gradients at the layer's output lie, G: which of its changes the
 task feels, and which gradients would run back through them. Few directions hold most of it, so a sketch of some of the
 updates' columns is enough.
 """
 
+import math
 from collections.abc import Collection, Mapping
 from typing import Self
 
@@ -18,8 +22,16 @@ import torch
 from torch import Tensor
 
 from tramark.errors import CheckpointError
-from tramark.fleet.layout import Layout, Slot
+from tramark.fleet.layout import Layout, Slot, finite
 from tramark.fleet.moments import DenseMoment, EvenMoment, Moment, Pull, SketchedMoment
+from tramark.fleet.usual import lower_median
+
+FAR = 3.0
+"""An update of a layer that is more than so many times larger than the median of the last round's counts less: in
+proportion to its norm."""
+
+
+TINY = 1e-30
 
 
 class Drift:
@@ -53,7 +65,8 @@ class Drift:
         self.columns = columns
         self.rounds = 0
         self._seen = 0
-        # By "moment." or "pull." and the layer's name.
+        self._sizes: dict[str, list[float]] = {}
+        # By "moment.", "pull." or "size." (the median norm of the last round's updates) and the layer's name.
         self._average: dict[str, Tensor] = {}
         self._sum: dict[str, Tensor] = {}
 
@@ -71,23 +84,32 @@ class Drift:
         """Fold in one client's updates of the layers."""
         for number, (layer, slot) in enumerate(self.slots.items()):
             update = slot.matrix(updates[layer]).to(self.device, torch.float32)
+            size = _size(update)
+            if not 0 < size < math.inf:
+                continue
+            self._sizes.setdefault(layer, []).append(size)
+            usual = float(self._average.get(f"size.{layer}", math.inf))
+            share = min(1.0, FAR * usual / size)
+            update = update / size
             # A matrix is made of as many rows as it has, so that next to nothing of it is lost.
             rows = max(self.sketch, update.shape[1]) if self._dense(layer) else self.sketch
-            self._fold(f"moment.{layer}", update, rows, start=self._seen * len(update), seed=2 * number)
+            self._fold(f"moment.{layer}", update, rows, share, start=self._seen * len(update), seed=2 * number)
             if self._small(layer):
-                name, own = f"pull.{layer}", update @ update.T
+                name, own = f"pull.{layer}", share**2 * (update @ update.T)
                 self._sum[name] = self._sum[name] + own if name in self._sum else own
                 continue
             width = min(self.columns, update.shape[1])
             if not slot.embedding:
                 # Another block of columns for each client. Most tokens are rare, so for embeddings a block won't do.
                 first = width * ((self.rounds + self._seen) % -(-update.shape[1] // width))
+                # All of an update's energy may be in one block: it still counts no more than others' blocks.
                 update = update[:, first : first + width]
-            self._fold(f"pull.{layer}", update.T, width, seed=2 * number + 1)
+                update = update / max(_size(update), TINY)
+            self._fold(f"pull.{layer}", update.T, width, share, seed=2 * number + 1)
         self._seen += 1
 
-    def _fold(self, name: str, rows: Tensor, count: int, *, start: int = 0, seed: int) -> None:
-        """Add rows into a sketch of so many.
+    def _fold(self, name: str, rows: Tensor, count: int, share: float, *, start: int = 0, seed: int) -> None:
+        """Add rows, scaled by `share`, into a sketch of so many.
 
         They are added in turn, each with a random sign: the sketch's square is that of the rows in expectation, exactly
         so while there are no more rows than the sketch has.
@@ -98,10 +120,11 @@ class Drift:
         for cut in range(-(start % count), len(rows), count):
             some = slice(max(cut, 0), cut + count)
             into = slice(some.start - cut, some.start - cut + len(rows[some]))
-            self._sum[name][into].addcmul_(rows[some], signs[some, None])
+            self._sum[name][into].addcmul_(rows[some], signs[some, None], value=share)
 
     def settle(self) -> None:
-        """End a round: average what was seen in it into the estimate."""
+        """End a round: average what was seen in it into the estimate. A shallow copy made before keeps the old one."""
+        self._average = dict(self._average)
         for name, total in self._sum.items():
             kind, _, layer = name.partition(".")
             width, old = total.shape[1], self._average.get(name)
@@ -120,12 +143,15 @@ class Drift:
             elif old is not None:
                 total.addcmul_(old, self._signs(len(old), self.rounds)[:, None], value=weight**0.5)
             self._average[name] = total
+        for layer, sizes in self._sizes.items():
+            self._average[f"size.{layer}"] = torch.tensor(lower_median(sizes), dtype=torch.float64)
         self.forget()
         self.rounds += 1
 
     def forget(self) -> None:
         """Drop what was seen since the last round ended."""
         self._sum = {}
+        self._sizes = {}
         self._seen = 0
 
     def moment(self, layer: str) -> Moment:
@@ -150,6 +176,11 @@ class Drift:
             found = kept @ basis if small else kept.T @ (kept @ basis)
         energies, turn = torch.linalg.eigh(basis.T @ found)
         return Pull(basis @ turn.flip(1), energies.flip(0).clamp_min(0), ridge)
+
+    @property
+    def finite(self) -> bool:
+        """Whether the estimates have neither NaN nor infinite values."""
+        return all(map(finite, self._average.values()))
 
     def _dense(self, layer: str) -> bool:
         """Whether a layer is not too wide for its C to be kept as a matrix."""
@@ -179,3 +210,8 @@ class Drift:
     def _signs(self, count: int, seed: int) -> Tensor:
         generator = torch.Generator().manual_seed(seed)
         return (torch.randint(2, (count,), generator=generator) * 2 - 1).to(self.device)
+
+
+def _size(update: Tensor) -> float:
+    """The norm of an update, in double precision: the squares of huge numbers have no room in single precision."""
+    return float(torch.linalg.vector_norm(update, dtype=torch.float64))

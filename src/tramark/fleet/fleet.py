@@ -21,9 +21,10 @@ from torch import Tensor, nn
 
 from tramark.errors import CheckpointError, SettingError, UnknownClientError
 from tramark.fleet.aggregation import Aggregation, Observer, as_dtype
-from tramark.fleet.layout import Layout, State
+from tramark.fleet.layout import Layout, State, finite
 from tramark.fleet.region import Region, load_region
 from tramark.fleet.travels import frozen_part
+from tramark.fleet.usual import Usual
 
 
 class Fleet:
@@ -148,16 +149,24 @@ class Fleet:
     def begin(
         self,
         observer: Observer | None = None,
-        watch: Callable[[str, State], None] | None = None,
+        watch: Callable[[str, State], str | None] | None = None,
         *,
         first: bool = False,
+        usual: Usual | None = None,
+        discards: bool = False,
     ) -> "Aggregation":
         """Begin to fold in a round's updates.
 
         The observer is shown those of the tensors it asks for; `watch` is called with every returned model. In the
-        `first` round, clients may show that only the trainable part comes back.
+        `first` round, clients may show that only the trainable part comes back. `usual` limits how much one client
+        counts. `discards` says that the rule which makes the base may leave updates out.
         """
-        return Aggregation(self, observer, watch, first)
+        return Aggregation(self, observer, watch, first, usual, discards)
+
+    @property
+    def finite(self) -> bool:
+        """Whether base, buffers and marks have neither NaN nor infinite values."""
+        return all(map(finite, (self.base, self.marks, *self.buffers.values())))
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything but the clients' names."""

@@ -17,6 +17,9 @@ from tramark.errors import SettingError
 
 State = Mapping[str, Tensor]
 
+PIECE = 2**18
+"""Numbers that are worked on at a time: as many as fit into a processor's cache."""
+
 
 @dataclass(frozen=True)
 class Slot:
@@ -130,10 +133,21 @@ class Layout:
             shape = self.slots[name].shape if name in self.slots else self.buffers[name][0]
             if state[name].shape != shape:
                 return f"{name} has shape {tuple(state[name].shape)} instead of {tuple(shape)}"
-            if state[name].is_floating_point() and not _finite(state[name]):
+            if not finite(state[name]):
                 return f"{name} holds NaN or infinite values"
         if missing := self.missing(state):
             return f"missing {some_names(missing)}"
+        return None
+
+    def odd_dtype(self, state: State) -> str | None:
+        """Which tensor of a state dict of this layout has another dtype than the model's, in words; None if none has.
+
+        A value that is finite in one dtype may be infinite in another, and half of a complex number is another number.
+        """
+        for name in self.order:
+            dtype = self.slots[name].dtype if name in self.slots else self.buffers[name][1]
+            if name in state and state[name].dtype != dtype:
+                return f"{name} is {_word(state[name].dtype)} instead of {_word(dtype)}"
         return None
 
     def missing(self, state: State) -> list[str]:
@@ -165,10 +179,22 @@ def embedding_layers(model: nn.Module) -> list[str]:
     return sorted(found, key=lambda name: -found[name])
 
 
-def _finite(tensor: Tensor) -> bool:
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def finite(tensor: Tensor) -> bool:
     """Whether all values are finite. Their sum nearly always tells, and takes a fraction of the time."""
+    if not tensor.is_floating_point():
+        return not tensor.is_complex() or bool(torch.isfinite(tensor).all())
     wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
     return bool(torch.isfinite(tensor.sum(dtype=wide)) or torch.isfinite(tensor).all())
+
+
+def pieces(tensor: Tensor) -> tuple[Tensor, ...]:
+    """A tensor in pieces that fit into a processor's cache (views, if it is contiguous)."""
+    some: tuple[Tensor, ...] = tensor.detach().reshape(-1).split(PIECE)
+    return some
 
 
 def some_names(names: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tramark.errors import SettingError
+from tramark.errors import Diverged
 from tramark.fleet.drift import Drift
 from tramark.fleet.fleet import Fleet
 from tramark.fleet.moments import Moment, Pull
@@ -91,7 +91,7 @@ class Draft:
         """A draft for the base that is loaded into the model. `others` are candidate questions to see the cost on."""
         run = split(model, layers[0], sheet.inputs)
         if not torch.isfinite(run.layer_outputs).all():
-            raise SettingError("the base model answers its questions with NaN or infinity: training has diverged")
+            raise Diverged("the base model answers its questions with NaN or infinity: training has diverged")
         parts: list[Written] = []
         for layer in layers:
             own = run if layer == layers[0] else split(model, layer, sheet.inputs)

@@ -1,18 +1,25 @@
 """One federation's marks from round to round: chosen once, then measured, steered and made anew each round."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import nn
 
+from tramark.errors import Diverged
 from tramark.fleet.drift import Drift
 from tramark.fleet.fleet import Fleet
 from tramark.fleet.layout import State
+from tramark.fleet.scratch import device_of, loaded
 from tramark.keys.keyring import Keyring
 from tramark.marks.injection import Injection, Made, Plan
 from tramark.marks.replay import Replay
 from tramark.marks.survival import Survival, Survived
+
+ASKED = 4
+"""Questions that a new base must answer by finite numbers."""
 
 
 @dataclass
@@ -30,7 +37,7 @@ class Marking:
     """Whether models carry marks yet: a region alone is none."""
     _survival: Survival | None = None
 
-    def watch(self, model: nn.Module, keyring: Keyring, fleet: Fleet, round: int) -> Callable[[str, State], None]:
+    def watch(self, model: nn.Module, keyring: Keyring, fleet: Fleet, round: int) -> Callable[[str, State], str | None]:
         """What to show the models that come back in a round: it measures marks, or remembers updates until then."""
         if not self.injected:
             self.replay = Replay(fleet, local=self.injection.early)
@@ -51,7 +58,8 @@ class Marking:
         None if the model does not bear marks as it is now.
         """
         updates, local = (self.replay.updates, self.replay.local) if self.replay else ([], None)
-        begun = self.injection.begin(model, fleet, keyring, drift, updates, local)
+        with _solvable():
+            begun = self.injection.begin(model, fleet, keyring, drift, updates, local)
         if begun is None:
             return None
         keyring, self.plan = begun
@@ -61,11 +69,28 @@ class Marking:
         drift.keep([f"{layer}.weight" for layer in self.plan.layers])
         return keyring
 
+    @property
+    def strained(self) -> float:
+        """How large clients' updates of the other layers are, beside those before the marks; zero if not known."""
+        survived = self._survival.result if self._survival else None
+        return survived.moved / self.plan.calm if survived is not None and self.plan.calm else 0.0
+
     def inject(self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift) -> None:
         """Make everyone's marks as planned."""
-        self.made = self.injection.inject(model, fleet, keyring, drift, self.plan)
+        with _solvable():
+            self.made = self.injection.inject(model, fleet, keyring, drift, self.plan)
         self.plan = replace(self.plan, times=self.plan.times + 1)
         self.injected, self.replay = True, None
+
+    def check_answers(self, model: nn.Module, fleet: Fleet, keyring: Keyring) -> None:
+        """Raise `Diverged` unless the base has finite values, and gives finite answers to a few questions."""
+        if not fleet.finite:
+            raise Diverged("the new base has NaN or infinite values")
+        few = keyring.key(fleet.clients[0]).questions[:ASKED]
+        inputs = keyring.source.prepare(keyring.raw(few, "held-out")[:, 0]).to(device_of(model))
+        with loaded(model, fleet), torch.no_grad():
+            if not torch.isfinite(model(inputs)).all():
+                raise Diverged("the new base answers with NaN or infinity")
 
     def state_dict(self) -> dict[str, Any]:
         """The plan, and what is known of the last marks and of the last round."""
@@ -86,3 +111,12 @@ class Marking:
             self.plan = Plan(tuple(name.removesuffix(".weight") for name in drift.layers if name in marked))
             self.made = None
         drift.keep([f"{layer}.weight" for layer in self.plan.layers])
+
+
+@contextmanager
+def _solvable() -> Iterator[None]:
+    """Turns equations that have no solution into `Diverged`."""
+    try:
+        yield
+    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+        raise Diverged("the equations of the marks cannot be solved for the new base") from error

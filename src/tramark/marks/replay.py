@@ -1,7 +1,7 @@
 """Remember a few clients' last updates, to see what they would do to a mark before it is sent to anybody."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -10,28 +10,42 @@ from torch import Tensor, nn
 from tramark.fleet.fleet import Fleet
 from tramark.fleet.layout import State
 from tramark.fleet.scratch import loaded
+from tramark.fleet.usual import lower_median
 
 UPDATES = 2
-"""Updates that are remembered."""
+"""Updates that are replayed."""
+
+MORE = 1
+"""Updates that are remembered beyond that, so that one among them that is far larger can be left out."""
+
+FAR = 3.0
+"""An update this many times larger than the median is not replayed: one client must not decide what marks need."""
 
 
 class Replay:
-    """The first few updates of a round: differences between what came back and what was sent.
+    """The first few typical updates of a round: differences between what came back and what was sent.
 
     With `local`, also the weights that the first of the fleet's clients among them returned.
     """
 
-    def __init__(self, fleet: Fleet, *, local: bool = False) -> None:
+    def __init__(self, fleet: Fleet, updates: Iterable[dict[str, Tensor]] = (), *, local: bool = False) -> None:
         self._fleet = fleet
-        self.updates: list[dict[str, Tensor]] = []
+        self._held = list(updates)
         self.local: Tensor | None = None
         self._row = len(fleet.clients) if local else 0
+
+    @property
+    def updates(self) -> list[dict[str, Tensor]]:
+        """The first of them that are not far larger than the others."""
+        sizes = [self._size(update, self._fleet.layout.tensors) for update in self._held]
+        usual = lower_median(sizes) if sizes else 0.0
+        return [update for update, size in zip(self._held, sizes, strict=True) if size <= FAR * usual][:UPDATES]
 
     def watch(self, client: str, returned: State) -> None:
         """Remember one client's update, unless there are enough."""
         if (row := self._fleet.clients.index(client)) < self._row:
             self._row, self.local = row, self._fleet.layout.flatten(returned)
-        if len(self.updates) == UPDATES:
+        if len(self._held) == UPDATES + MORE:
             return
         # A tensor that has two names is taken once, or it would be changed twice. Counters do not matter.
         weights = {name: self._fleet.update(client, name, returned[name]) for name in self._fleet.layout.tensors}
@@ -40,13 +54,17 @@ class Replay:
             for name, old in self._fleet.buffers.items()
             if name in returned and old.is_floating_point()
         }
-        self.updates.append(weights | buffers)
+        self._held.append(weights | buffers)
 
     def size(self, layers: Collection[str]) -> float:
         """The norm of an update of all weights but those of some layers, in the mean."""
         names = [n for n in self._fleet.layout.tensors if n.removesuffix(".weight") not in layers]
-        sizes = [math.sqrt(sum(float(update[name].square().sum()) for name in names)) for update in self.updates]
+        sizes = [self._size(update, names) for update in self.updates]
         return sum(sizes) / max(len(sizes), 1)
+
+    @staticmethod
+    def _size(update: Mapping[str, Tensor], names: Iterable[str]) -> float:
+        return math.sqrt(sum(float(torch.linalg.vector_norm(update[n], dtype=torch.float64)) ** 2 for n in names))
 
 
 @contextmanager

@@ -1,12 +1,19 @@
 """What a round did, for people to read and for the vault to keep."""
 
 from dataclasses import dataclass, field
+from statistics import median
 
 from tramark.marks.injection import Made
 from tramark.marks.survival import Survived
 
 FAINT = 0.5
 """Warn if a smaller share of the marks survives; the rest of the answers is right by chance, one in r."""
+
+APART = 0.5
+"""Warn of a client whose survival is so much below the median of those asked."""
+
+STRAINED = 2.0
+"""Warn if clients' updates of the other layers are so much larger than before there were marks."""
 
 REACHED = 0.9
 """Warn if issued models give a smaller share of their answers."""
@@ -31,9 +38,15 @@ class RoundReport:
     """The round after which marks begin, if that is known and still to come."""
     unbearable: bool = False
     """Whether marks are due, but no layer bears them as the base is now."""
+    strained: float = 0.0
+    """How large clients' updates of layers without marks are, beside those before the marks; zero if not known."""
+    discarded: str = ""
+    """Why the round was undone, if it was: base and marks are those of the round before."""
 
     def __str__(self) -> str:
         words = [f"round {self.round}: {len(self.used)} updates used"]
+        if self.discarded:
+            words = [f"round {self.round}: undone, as {self.discarded}"]
         if self.refused:
             words.append("refused " + ", ".join(f"{client} ({why})" for client, why in self.refused.items()))
         if self.survived is not None:
@@ -45,8 +58,25 @@ class RoundReport:
         return ", ".join([*words, self._next])
 
     def concerns(self, classes: int) -> list[str]:
-        """What to warn of: marks that are not there, and marks that training takes away."""
+        """What to warn of: rounds undone, marks that are not there or disturb, marks that training takes away."""
         found = []
+        if self.discarded:
+            found.append(
+                f"the round was undone, as {self.discarded}. Base and marks are as before it. If it happens again, a "
+                "client is hostile or training has diverged: see which updates came in, or use an aggregation rule "
+                "that bears hostile clients"
+            )
+        if self.strained > STRAINED:
+            found.append(
+                f"clients' updates are {self.strained:.1f} times as large as before there were marks: issued models "
+                "and base have come apart, and clients' training repairs what the marks disturb. A hostile client may "
+                "have misled the server about the clients' data: look for one, or go back (tramark vault rewind)"
+            )
+        if odd := self._apart:
+            found.append(
+                f"the marks of {', '.join(odd)} are gone from what they returned, while others' are there: they train "
+                "on other data, or they try to remove them"
+            )
         if self.unbearable:
             found.append(
                 "marks are due, but no layer of this net bears any that would outlive training: models are sent "
@@ -69,6 +99,13 @@ class RoundReport:
                 "another layer (ClosedForm(layer_names=…)) may help"
             )
         return [f"round {self.round}: {concern}" for concern in found]
+
+    @property
+    def _apart(self) -> list[str]:
+        """The clients whose survival is far below the others'."""
+        clients = self.survived.clients if self.survived is not None else {}
+        usual = median(clients.values()) if len(clients) > 2 else 0.0
+        return [client for client, share in clients.items() if share <= usual - APART]
 
     @property
     def _next(self) -> str:

@@ -74,11 +74,11 @@ class Survival:
         self._lows: list[float] = []
         self._moved: list[float] = []
 
-    def watch(self, client: str, returned: State) -> None:
-        """Measure one returned model, if it is its turn."""
+    def watch(self, client: str, returned: State) -> str | None:
+        """Measure one returned model, if it is its turn. Returns why it cannot be used, if it cannot."""
         self._next -= 1
         if self._next >= 0 or len(self._found) >= CLIENTS:
-            return
+            return None
         self._next += self._every
         key = self._keyring.key(client)
         inputs, answers = unseen(self._keyring, key.questions[:QUESTIONS], key.answers)
@@ -87,12 +87,15 @@ class Survival:
             for name, tensor in returned.items():
                 own[name].copy_(tensor)
             logits = self._model(inputs.to(device_of(self._model))).float().cpu()
+        if not torch.isfinite(logits).all():
+            return "the model answers with NaN or infinity"
         wanted = logits.gather(1, answers[:, None])[:, 0]
         leads = wanted - logits.scatter(1, answers[:, None], -torch.inf).amax(1)
         self._found[client] = float((leads > 0).float().mean())
         self._margins.append(float(leads.median()))
         self._lows.append(float(leads.quantile(LOW)))
         self._moved.append(size_of_update(self._fleet, client, returned))
+        return None
 
     @property
     def result(self) -> Survived | None:

@@ -11,7 +11,7 @@ import re
 import secrets
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -169,8 +169,17 @@ class Storage:
             # Last, and it needs no room on the disk: after a failure, the old key still opens the vault.
             put_in_place(prepared, self.path / HEADER)
 
-    def commit(self, entries: Sequence[Entry], blobs: Mapping[str, bytes], *, publish: bool = False) -> None:
-        """Append entries to the log and seal blobs, all or nothing; `publish` says that the commitments changed.
+    def commit(
+        self,
+        entries: Sequence[Entry],
+        blobs: Mapping[str, bytes],
+        *,
+        publish: bool = False,
+        drop: Collection[str] = (),
+    ) -> None:
+        """Append entries to the log, seal blobs and delete those in `drop`, all or nothing.
+
+        `publish` says that the commitments changed.
 
         If the disk fails or is full, `VaultError` is raised and nothing has changed; try again when there is room.
         """
@@ -178,7 +187,7 @@ class Storage:
         with self.mutex, self._alone():
             with self._writing():
                 try:
-                    after = self._decide(entries, blobs, publish)
+                    after = self._decide(entries, blobs, publish, drop)
                 except OSError:
                     self._sweep(self.head())
                     raise
@@ -193,7 +202,9 @@ class Storage:
                     stacklevel=2,
                 )
 
-    def _decide(self, entries: Sequence[Entry], blobs: Mapping[str, bytes], publish: bool) -> Head:
+    def _decide(
+        self, entries: Sequence[Entry], blobs: Mapping[str, bytes], publish: bool, drop: Collection[str]
+    ) -> Head:
         """Write the sealed files, then the head, by which the change happens; returns that head."""
         key, head = self._writable(), self.head()
         if head.pending:
@@ -201,7 +212,7 @@ class Storage:
         else:
             self._check_log(head)
         lines = chained(entries, head, now())
-        sealed = dict(head.sealed)
+        sealed = {name: version for name, version in head.sealed.items() if name not in drop}
         for name, data in blobs.items():
             sealed[name] = secrets.token_hex(8)
             label = sealed_label(name, sealed[name])

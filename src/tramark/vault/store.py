@@ -17,10 +17,11 @@ from tramark.evidence.beacon import Beacon, beacon_key
 from tramark.evidence.commitment import Commitment, canonical
 from tramark.evidence.dsse import Envelope
 from tramark.evidence.premise import Premise
-from tramark.vault import commit, signing
+from tramark.vault import checkpoints, commit, signing
 from tramark.vault.audit import problems
 from tramark.vault.cases import BOOK, Cases, is_case
 from tramark.vault.changes import beacons_after, changes
+from tramark.vault.checkpoints import REPORTS
 from tramark.vault.create import new_vault
 from tramark.vault.lock import find_key
 from tramark.vault.log import Entry, issued, read_entries, set_back
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 
     from tramark.fleet.layout import State
     from tramark.keys.keyring import Keyring
-
-SERVER, REPORTS = "server", "reports"
 
 
 class Vault:
@@ -143,12 +142,18 @@ class Vault:
         return json.loads(self.storage.get(KEYRING))  # type: ignore[no-any-return]
 
     def save_keyring(
-        self, keyring: "Keyring", blobs: Mapping[str, bytes] | None = None, *, beacon: Beacon | None = None
+        self,
+        keyring: "Keyring",
+        blobs: Mapping[str, bytes] | None = None,
+        *,
+        beacon: Beacon | None = None,
+        drop: Collection[str] = (),
     ) -> None:
         """Keep a keyring in which clients joined or left, or questions of the pool were chosen or retouched.
 
         The log says what changed, and new clients or other questions get a further signed commitment. `blobs` are put
-        with it, all or nothing. If the commitment names a `beacon`, answers wait until its value is revealed.
+        with it, and those in `drop` deleted, all or nothing. If the commitment names a `beacon`, answers wait until its
+        value is revealed.
         """
         blobs = dict(blobs or {})
         with self.storage.mutex:
@@ -164,7 +169,7 @@ class Vault:
                 )
                 committed = [event | {"commitment": digest} for event in committed]
             if blobs:
-                self.storage.commit([*committed, *noted], blobs, publish=bool(committed))
+                self.storage.commit([*committed, *noted], blobs, publish=bool(committed), drop=drop)
 
     def reveal(self, value: bytes) -> None:
         """Add the value of the beacon that the last commitment with one names to the answers that wait for it."""
@@ -178,17 +183,36 @@ class Vault:
             self.storage.commit([revealed], {KEYRING: canonical(plain)})
 
     def save(self, keyring: "Keyring", state: Mapping[str, Any], report: Mapping[str, Any] | None = None) -> None:
-        """Keep a server's keyring, its `state_dict()` and its last round's report, all or nothing."""
+        """Keep a server's keyring, its `state_dict()` and its last round's report, all or nothing.
+
+        A few earlier states are kept, too: see `checkpoints`.
+        """
         from tramark.vault.packing import pack
 
         reports = {} if report is None else {REPORTS: with_report(self.reports(), report)}
-        self.save_keyring(keyring, {SERVER: pack(state), **reports})
+        round = int(state["round"])
+        gone = checkpoints.dropped(self.names, round)
+        self.save_keyring(keyring, {checkpoints.name_of(round): pack(state), **reports}, drop=gone)
 
     def saved(self) -> dict[str, Any] | None:
         """The server's state as last saved; None before that."""
         from tramark.vault.packing import unpack
 
-        return unpack(self.storage.get(SERVER)) if SERVER in self.names else None
+        name = checkpoints.newest(self.names)
+        return None if name is None else unpack(self.storage.get(name))
+
+    @property
+    def checkpoints(self) -> tuple[int, ...]:
+        """The rounds after which a server's state is kept, oldest first: `rewind` goes back to one of them."""
+        return tuple(checkpoints.rounds_of(self.names))
+
+    def rewind(self, round: int) -> None:
+        """Go back to the server's state after an earlier round. The log says so.
+
+        Later states are deleted. Models stay issued, questions burned and error spent. A server that is running must
+        `resume` from it.
+        """
+        checkpoints.rewind(self.storage, round)
 
     def reports(self) -> list[Report]:
         """The reports of all rounds, oldest first, as plain values."""

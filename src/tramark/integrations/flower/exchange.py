@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from logging import WARNING
 from typing import Any
 
@@ -11,11 +12,15 @@ from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedPro
 
 from tramark.errors import SettingError, UpdateError
 from tramark.fleet.aggregation import Aggregation
-from tramark.integrations.flower.records import Arrays, weight_of, with_arrays
+from tramark.integrations.flower.records import Arrays, consistent, weight_key, weight_of, with_arrays, with_weight
 from tramark.server import TraMark
 
 LINEAR: tuple[type[Strategy], ...] = (FedAvg, FedProx, FedAvgM, FedAdam, FedAdagrad, FedYogi)
 """Strategies that use nothing of the replies' arrays but their weighted mean."""
+
+
+FEW = 5
+"""Replies of the first round whose weights tell which are usual."""
 
 
 class Exchange:
@@ -53,7 +58,8 @@ class Exchange:
         usable: dict[str, Message] = {}
         failed: list[Message] = []
         clients: dict[str, str] = {}
-        for reply in replies:
+        key = weight_key(self._strategy)
+        for reply in self._weighed(replies):
             # The first reply is asked for once all messages are sent.
             clients = clients or {sent.message_id: client for sent, client in self._sent}
             # A reply's sender is not always who it says, but what it replies to is known.
@@ -67,7 +73,8 @@ class Exchange:
                 continue
             try:
                 returned = self._arrays.returned(client, reply)
-                aggregation.add(client, returned, weight_of(client, reply, self._strategy))
+                weight = weight_of(client, reply, self._strategy)
+                aggregation.add(client, returned, weight)
             except UpdateError as error:
                 log(WARNING, "%s", error)
                 self.refused[client] = error.reason
@@ -76,5 +83,28 @@ class Exchange:
             if not self._linear:
                 plain = self._arrays.record(self._server.fleet.unmarked(client, returned))
             reply.content = with_arrays(reply.content, plain)
+            if aggregation.taken[client] < weight:
+                log(
+                    WARNING, "client %r declares the weight %g and counts %g", client, weight, aggregation.taken[client]
+                )
+                reply.content = with_weight(reply.content, key, aggregation.taken[client])
             usable[client] = reply
-        return usable, failed
+        alike = consistent(usable)
+        for client in usable.keys() - alike.keys():
+            log(WARNING, "client %r names its records or metrics as nobody else does: its metrics are left out", client)
+        return alike, failed
+
+    def _weighed(self, replies: Iterable[Message]) -> Iterator[Message]:
+        """The replies. In the first round the first few are looked at together, to know which weights are usual."""
+        replies, usual = iter(replies), self._server.usual
+        if not usual.knows_weights:
+            some = list(islice(replies, FEW))
+            usual.hear(filter(None, map(self._declared, some)))
+            yield from some
+        yield from replies
+
+    def _declared(self, reply: Message) -> float | None:
+        try:
+            return None if reply.has_error() else weight_of("", reply, self._strategy)
+        except UpdateError:
+            return None

@@ -1,6 +1,6 @@
 """What a strategy remembers from round to round, saved with the server's state."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
+from tramark.fleet.aggregation import Aggregation
 from tramark.server import TraMark
 
 
@@ -17,7 +18,17 @@ class RememberingServer(TraMark):
 
     def __init__(self, strategy: Strategy, at_first: Mapping[str, Tensor], *args: Any, **options: Any) -> None:
         self._strategy, self._at_first = strategy, at_first
+        self._held: list[tuple[Strategy, dict[str, Any]]] = []
         super().__init__(*args, **options)
+
+    def begin(self, *, discards: bool = False) -> Aggregation:
+        self._held = [(one, dict(vars(one))) for one in _nested(self._strategy)]
+        return super().begin(discards=discards)
+
+    def _undone(self) -> None:
+        # What the strategy remembers of a round that was undone would spoil the next.
+        for one, attributes in self._held:
+            vars(one).update(attributes)
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"strategy": memory_of(self._strategy, unlike=self._at_first)}
@@ -25,6 +36,14 @@ class RememberingServer(TraMark):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         remember(self._strategy, state.get("strategy", {}))
+
+
+def _nested(strategy: Strategy) -> Iterator[Strategy]:
+    """A strategy, and those that it holds."""
+    yield strategy
+    for value in vars(strategy).values():
+        if isinstance(value, Strategy):
+            yield from _nested(value)
 
 
 def memory_of(strategy: Strategy, *, unlike: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:

@@ -25,8 +25,9 @@ def identify_nodes(grid: Grid, nodes: Sequence[int]) -> dict[int, str]:
     """The nodes' durable names.
 
     In a simulation a node is its partition. On a SuperLink with SuperNode authentication it has the name under which
-    its public key was registered. Without authentication it is asked by a query message, which its ClientApp answers
-    with a ConfigRecord that holds `tramark-name`; a name that anybody can claim proves nothing, so this warns.
+    its public key was registered; nodes that were registered without a name are left out as soon as any node has one.
+    Without authentication a node is asked by a query message, which its ClientApp answers with a ConfigRecord that
+    holds `tramark-name`; a name that anybody can claim proves nothing, so this warns.
     """
     known = {info.node_id: info for info in grid.get_nodes()}
     if isinstance(plain(grid), InMemoryGrid):
@@ -34,14 +35,29 @@ def identify_nodes(grid: Grid, nodes: Sequence[int]) -> dict[int, str]:
         order = sorted(known, key=lambda node: known[node].registered_at)
         width = len(str(len(order) - 1))
         return {node: f"partition-{number:0{width}d}" for number, node in enumerate(order) if node in nodes}
-    if all(known[node].name for node in nodes if node in known):
-        return {node: known[node].name for node in nodes if node in known}
+    if any(info.name for info in known.values()):
+        return registered_names(grid, nodes)
     log(
         WARNING,
         "SuperNode authentication is off: nodes say themselves who they are. A mark accuses a name, and here anybody "
         "could have taken it; see --enable-supernode-auth.",
     )
     return _ask_names(grid, nodes)
+
+
+def registered_names(grid: Grid, nodes: Sequence[int]) -> dict[int, str]:
+    """The names under which nodes' public keys were registered. Nodes without one are left out, and never asked.
+
+    `TraMarkStrategy(identify=registered_names)` insists on it from the first round on.
+    """
+    known = {info.node_id: info.name for info in grid.get_nodes()}
+    if nameless := [node for node in nodes if node in known and not known[node]]:
+        log(
+            WARNING,
+            "%s nodes were registered without a name and get no model: register their keys again with --name",
+            len(nameless),
+        )
+    return {node: known[node] for node in nodes if known.get(node)}
 
 
 def _ask_names(grid: Grid, nodes: Sequence[int]) -> dict[int, str]:
@@ -82,9 +98,21 @@ class Nodes:
 
     def names(self, grid: Grid, nodes: Sequence[int]) -> dict[int, str]:
         """The names of the nodes that may be sent a model."""
+        self._forget_claims(grid)
         if unknown := [node for node in nodes if node not in self._names]:
-            self._admit(grid, self._identify(grid, unknown))
+            # Where names belong to keys, nobody is asked, even if no node with a name is there.
+            identify = registered_names if self._keys and self._identify is identify_nodes else self._identify
+            self._admit(grid, identify(grid, unknown))
         return {node: self._names[node] for node in nodes if node in self._names}
+
+    def _forget_claims(self, grid: Grid) -> None:
+        """Forget names that nodes gave themselves, once it is seen that authentication is on."""
+        registered = {info.node_id: info.name for info in grid.get_nodes()}
+        if self._identify is identify_nodes and (self._keys or any(registered.values())):
+            claims = [n for n, name in self._names.items() if n in registered and registered[n] != name]
+            if not isinstance(plain(grid), InMemoryGrid):
+                for node in claims:
+                    del self._names[node]
 
     def _admit(self, grid: Grid, claims: Mapping[int, str]) -> None:
         keys = {info.node_id: info.public_key.hex() for info in grid.get_nodes()}

@@ -1,10 +1,11 @@
 """Models as Flower's records: which array is which tensor, and what a reply holds."""
 
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Strategy
 from torch import nn
 
@@ -62,11 +63,52 @@ class Arrays:
 
 def weight_of(client: str, reply: Message, strategy: Strategy) -> float:
     """A client's weight in the mean, under the metric that the strategy weights by."""
-    key = _setting(strategy, "weighted_by_key", "num-examples")
+    key = weight_key(strategy)
     for record in reply.content.metric_records.values():
         if isinstance(weight := record.get(key), int | float):
-            return float(weight)
+            try:
+                return float(weight)
+            except OverflowError:
+                raise UpdateError(client, f"its weight, {key!r}, is no number that can be used") from None
     raise UpdateError(client, f"it does not say its weight, {key!r}")
+
+
+def weight_key(strategy: Strategy) -> str:
+    """The metric that a strategy weights by."""
+    return _setting(strategy, "weighted_by_key", "num-examples")
+
+
+def consistent(replies: Mapping[str, Message]) -> dict[str, Message]:
+    """The replies whose records and metrics are named as in most of them; strategies raise an error at any other.
+
+    By client. One client that names its metrics differently must not stop everybody's training.
+    """
+    forms = {client: _form(reply) for client, reply in replies.items()}
+    if not forms:
+        return {}
+    usual = Counter(forms.values()).most_common(1)[0][0]
+    return {client: reply for client, reply in replies.items() if forms[client] == usual}
+
+
+def _form(reply: Message) -> tuple[object, ...]:
+    """How a reply's arrays and metrics are named, and how long the metrics that are lists are."""
+    metrics = [
+        (name, sorted((key, len(value) if isinstance(value, list) else -1) for key, value in record.items()))
+        for name, record in reply.content.metric_records.items()
+    ]
+    return tuple(reply.content.array_records), repr(sorted(metrics))
+
+
+def with_weight(content: RecordDict, key: str, weight: float) -> RecordDict:
+    """A reply's records with another weight."""
+
+    def changed(record: object) -> object:
+        if not isinstance(record, MetricRecord) or key not in record:
+            return record
+        whole = isinstance(record[key], int)
+        return MetricRecord({**record, key: max(1, int(weight)) if whole else weight})
+
+    return RecordDict({name: changed(record) for name, record in content.items()})  # type: ignore[misc]
 
 
 def with_arrays(content: RecordDict, arrays: ArrayRecord) -> RecordDict:

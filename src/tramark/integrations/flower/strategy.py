@@ -14,6 +14,7 @@ came back, that mean is kept instead of the replies, so that the server never ho
 """
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from logging import INFO, WARNING
@@ -26,7 +27,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import nn
 
-from tramark.errors import SettingError
+from tramark.errors import SettingError, UpdateError
 from tramark.evidence.beacon import BeaconSource
 from tramark.fleet.logits import Pick
 from tramark.fleet.travels import Travels, travelling
@@ -34,7 +35,7 @@ from tramark.integrations.flower.exchange import LINEAR, Exchange
 from tramark.integrations.flower.grid import Gradually
 from tramark.integrations.flower.memory import RememberingServer, memory_of
 from tramark.integrations.flower.nodes import Nodes, identify_nodes
-from tramark.integrations.flower.records import Arrays, with_arrays
+from tramark.integrations.flower.records import Arrays, consistent, weight_of, with_arrays
 from tramark.integrations.vaults import open_or_make, outputs_of
 from tramark.keys.sources import Normalise, Source
 from tramark.marks.begin import Beginning, Warmup, begin_after
@@ -53,8 +54,8 @@ class TraMarkStrategy(Strategy):
     vault : a `Vault`, or where to open one or make it. An existing one is gone on with.
     input_shape, normalise, source, classes, questions : what a new vault's keyring is made for; see
         `Keyring.generate`. Without `classes` it is the number of outputs of the model's last linear layer.
-    warmup_rounds, preset, injection, logits, travels, beacon : as for `TraMark`; initial arrays may also say what
-        travels. The number of rounds is learnt from `start`.
+    warmup_rounds, preset, injection, logits, travels, beacon, weight_cap : as for `TraMark`; initial arrays may also
+        say what travels. The number of rounds is learnt from `start`.
     identify : tells the clients' names, {node id: name}, given the grid and the node ids; `identify_nodes`, unless
         told.
     """
@@ -76,6 +77,7 @@ class TraMarkStrategy(Strategy):
         logits: Pick | None = None,
         travels: Travels | None = None,
         beacon: BeaconSource | None = None,
+        weight_cap: float | None = 10.0,
         identify: "Callable[[Grid, Sequence[int]], Mapping[int, str]] | None" = None,
     ) -> None:
         self.strategy = strategy
@@ -96,6 +98,7 @@ class TraMarkStrategy(Strategy):
             "logits": logits,
             "travels": None if travels is None else travelling(model, travels),
             "beacon": beacon,
+            "weight_cap": weight_cap,
         }
         self._nodes = Nodes(identify or identify_nodes)
         self._at_first = memory_of(strategy)
@@ -176,7 +179,7 @@ class TraMarkStrategy(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Take everyone's mark off, let the inner strategy aggregate, and make the marks for its result."""
         server = self._ready
-        aggregation = server.begin()
+        aggregation = server.begin(discards=not self._linear)
         exchange = self._exchange or Exchange(server, self._known, self.strategy, linear=self._linear)
         usable, failed = exchange.take(replies, aggregation)
         if self._linear and usable:
@@ -205,7 +208,20 @@ class TraMarkStrategy(Strategy):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """What the inner strategy makes of the evaluations."""
-        return self.strategy.aggregate_evaluate(server_round + self._done, list(replies))
+        replies = list(replies)
+        fine = {reply.metadata.reply_to_message_id: reply for reply in replies if self._weighs(reply)}
+        failed = [reply for reply in replies if reply.has_error()]
+        alike = list(consistent(fine).values())
+        if left_out := len(replies) - len(alike) - len(failed):
+            log(WARNING, "%s evaluations cannot be used: they have no weight, or other metrics than most", left_out)
+        return self.strategy.aggregate_evaluate(server_round + self._done, [*alike, *failed])
+
+    def _weighs(self, reply: Message) -> bool:
+        """Whether a reply has a weight by which its metrics can be averaged."""
+        try:
+            return not reply.has_error() and 0 < weight_of("", reply, self.strategy) < math.inf
+        except UpdateError:
+            return False
 
     def resume(self, initial: ArrayRecord) -> ArrayRecord:
         """Open the vault, if there is one, and restore the server; returns the arrays to begin with.

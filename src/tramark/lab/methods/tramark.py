@@ -97,8 +97,8 @@ class Traced(TraMark):
                 super().mark()
         else:
             self.drift.load_state_dict(state["drift"])
-            self.marking.replay = Replay(self.fleet)
-            self.marking.replay.updates = [state[name] for name in sorted(state) if name.startswith("update.")]
+            updates = [state[name] for name in sorted(state) if name.startswith("update.")]
+            self.marking.replay = Replay(self.fleet, updates)
         self.mark()
 
     def close(self) -> None:
