@@ -4,7 +4,7 @@ A question that is burned for a client does not count for it: its factor is one.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,9 @@ from tramark.evidence.statistics import Floats, log_e_values, match_rate, p_valu
 
 COLLUDING = tuple((colluders, surviving) for colluders in (2, 3, 5) for surviving in (0.99, 0.8))
 """Kinds of collusion: how many colluders, and in what share of the questions a mark of theirs survives."""
+
+ROUNDING = 1e-6
+"""More than any log e-value is off by rounding."""
 
 NONE: NDArray[np.intp] = np.zeros(0, dtype=np.intp)
 """No clients."""
@@ -79,9 +82,8 @@ class Evidence:
         matched = expected == answer
         matched[burned] = False
         self._count(matched, burned)
-        log_e = self.now()
-        for client in np.flatnonzero(log_e >= self._needed).tolist():
-            self._at_accusation.setdefault(client, float(log_e[client]))
+        for client, log_e in self._reached():
+            self._at_accusation.setdefault(client, log_e)
 
     @property
     def accused(self) -> list[int]:
@@ -115,11 +117,20 @@ class Evidence:
     def _count(self, matched: NDArray[np.bool_], burned: NDArray[np.intp]) -> None:
         self.matches += matched
 
+    def _reached(self) -> Iterator[tuple[int, float]]:
+        """The clients whose present log e-value is at least that of an accusation, with that value."""
+        log_e = self.now()
+        for client in np.flatnonzero(log_e >= self._needed).tolist():
+            yield client, float(log_e[client])
+
     def _by_matches(self, table: Callable[[int, int], Floats]) -> Floats:
         """Everybody's value in a table by the number of matches, of which there is one for each number of answers."""
         # Few clients have burned questions, so there are few different numbers.
+        counts = np.flatnonzero(np.bincount(self.counted)).tolist()
+        if len(counts) == 1:
+            return table(counts[0], self.classes)[self.matches]
         values = np.empty(len(self.matches))
-        for count in np.flatnonzero(np.bincount(self.counted)).tolist():
+        for count in counts:
             rows = self.counted == count
             values[rows] = table(count, self.classes)[self.matches[rows]]
         return values
@@ -150,19 +161,32 @@ class Company(Evidence):
         self, clients: int, classes: int, *, false_accusation: float, share: float = 1.0, tests: int | None = None
     ) -> None:
         super().__init__(clients, classes, false_accusation=false_accusation, share=share, tests=tests)
-        self._log_ratios = np.zeros((clients, len(COLLUDING)))
+        self._log_ratios = np.zeros((len(COLLUDING), clients))
 
     def now(self) -> Floats:
         """Everybody's present log e-value, scaled by the share."""
-        return np.asarray(logsumexp(self._log_ratios, axis=1) - math.log(len(COLLUDING) / self.share))
+        return self._of(self._log_ratios)
+
+    def _of(self, log_ratios: Floats) -> Floats:
+        return np.asarray(logsumexp(log_ratios, axis=0) - math.log(len(COLLUDING) / self.share))
+
+    def _reached(self) -> Iterator[tuple[int, float]]:
+        # A mean is at most its largest term, and few clients come near: only theirs is computed.
+        near = np.flatnonzero(self._log_ratios.max(axis=0) >= self._needed - math.log(self.share) - ROUNDING)
+        log_e = self._of(self._log_ratios[:, near])
+        for place in np.flatnonzero(log_e >= self._needed).tolist():
+            yield int(near[place]), float(log_e[place])
 
     def _count(self, matched: NDArray[np.bool_], burned: NDArray[np.intp]) -> None:
         super()._count(matched, burned)
-        total, missed = int(matched.sum()), ~matched
-        missed[burned] = False
-        present = len(matched) - len(burned)
-        self._log_ratios[matched] += np.log(self.rates(max(0, total - 1), present) * self.classes)
-        self._log_ratios[missed] += np.log((1 - self.rates(total, present)) / (1 - 1 / self.classes))
+        total, present = int(matched.sum()), len(matched) - len(burned)
+        hit = np.log(self.rates(max(0, total - 1), present) * self.classes)
+        miss = np.log((1 - self.rates(total, present)) / (1 - 1 / self.classes))
+        # Kind by kind: with a million clients, whole rows are quicker than picking clients out.
+        for ratios, own, other in zip(self._log_ratios, hit, miss, strict=True):
+            factors = np.where(matched, own, other)
+            factors[burned] = 0.0
+            ratios += factors
 
     def rates(self, others: int, present: int) -> Floats:
         """The probability that a colluder matches if `others` of the clients `present` do, by kind of collusion."""
