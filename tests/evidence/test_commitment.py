@@ -26,22 +26,16 @@ from tramark.evidence.commitment import (
 from tramark.evidence.merkle import MerkleTree, climb, leaf_hash, node_hash
 from tramark.keys.keyring import Keyring
 from tramark.keys.pictures import Patterns
-from tramark.vault.commit import (
-    answers_of,
-    commit,
-    prove_answers,
-    prove_questions,
-    state_digest,
-    tensor_digest,
-    variants_of,
-)
+from tramark.vault.branches import answers_of, branches, tensor_digest, variants_of
+from tramark.vault.commit import commit, prove_answers, prove_questions, state_digest
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 
 
 def ring(**options: object) -> Keyring:
     defaults = {"clients": ["alice", "bob", "carol"], "questions": 3, "pool": 7}
-    return traces.ring(Patterns((1, 6, 6)), **{**defaults, **options})
+    made = traces.ring(Patterns((1, 6, 6)), **{**defaults, **options})
+    return made.choose([5, 0, 2]) if made.assignment == "code" else made
 
 
 def naive_root(leaves: list[bytes]) -> bytes:
@@ -119,8 +113,9 @@ def test_an_opening_holds_nothing_but_what_it_opens() -> None:
     commitment, leaves = commit(keyring, KEY, vault="v", time="t")
     text = json.dumps(prove_answers(keyring, "bob", [2, 5], commitment, leaves))
     salts = {client: answers_of(keyring, client).salts for client in keyring.clients}
-    shown = [(name, q) for name in keyring.clients for q in range(7) if salts[name][q].hex() in text]
-    assert shown == [("bob", 2), ("bob", 5)]
+    chosen = list(enumerate(keyring.chosen))
+    shown = [(name, q) for name in keyring.clients for place, q in chosen if salts[name][place].hex() in text]
+    assert sorted(shown) == [("bob", 2), ("bob", 5)]
     assert "alice" not in text
     assert keyring.secret.hex() not in text
 
@@ -129,7 +124,11 @@ def test_no_two_leaves_have_the_same_salt() -> None:
     keyring = ring()
     salts = [s for client in keyring.clients for s in answers_of(keyring, client).salts]
     salts += [s for question in range(7) for s in variants_of(keyring, question).salts]
-    assert len(set(salts)) == len(salts) == 3 * 7 + 7 * 4
+    assert len(set(salts)) == len(salts) == 3 * 3 + 7 * 4
+    # Not even if a question gets another place, or a place another question.
+    other = keyring.choose([0, 5, 1])
+    salts += [s for client in other.clients for s in answers_of(other, client).salts]
+    assert len(set(salts)) == len(salts)
 
 
 def mutations(value: object) -> list[object]:
@@ -207,6 +206,48 @@ def test_clients_that_join_later_are_committed_in_a_chain() -> None:
             verify_chain(broken)
 
 
+def test_other_questions_are_committed_to_for_everybody_and_only_the_last_choice_counts() -> None:
+    keyring = ring()
+    first, leaves = commit(keyring, KEY, vault="v", time="t")
+    other = keyring.join("dave").choose([6, 2, 1])
+    second, more = commit(other, KEY, vault="v", time="u", after=first)
+    third, last = commit(other.join("erin"), KEY, vault="v", time="w", after=second)
+    assert (second.clients, third.clients) == ((0, 4), (4, 1))
+    chain = [first, second, third]
+    verify_chain(chain)
+    opened = prove_answers(other, "alice", [6, 1], second, more)
+    assert verify_answers(opened, chain) == dict(zip([6, 1], other.codebook([6, 1])[0].tolist(), strict=True))
+    assert verify_answers(prove_answers(other.join("erin"), "erin", [2], third, last), chain)
+    old = prove_answers(keyring, "alice", [2], first, leaves)
+    assert verify_answers(old, [first])
+    with pytest.raises(BadProof, match="replaced"):
+        verify_answers(old, chain)
+    with pytest.raises(ValueError, match="not among the 3"):
+        prove_answers(other, "alice", [0], second, more)
+    for clients in ((3, 1), (0, 2)):
+        unsigned = replace(second, clients=clients)
+        with pytest.raises(BadProof, match="does not follow"):
+            verify_chain([first, replace(unsigned, signature=sign(KEY, "commitment", unsigned.body))])
+
+
+def test_a_vault_that_committed_to_all_of_the_pool_goes_on_so() -> None:
+    keyring = ring()
+    new, _ = commit(keyring, KEY, vault="v", time="t")
+    pool = [branch.top_leaf for branch in branches(keyring, range(3), range(7))]
+    pool += [variants_of(keyring, question).top_leaf for question in range(7)]
+    unsigned = replace(new, answers="", root=MerkleTree(pool).root.hex())
+    first = replace(unsigned, signature=sign(KEY, "commitment", unsigned.body))
+    other = keyring.join("dave").choose([6, 2, 1])
+    second, more = commit(other, KEY, vault="v", time="u", after=first)
+    verify_chain([first, second])
+    assert (second.answers, second.clients) == ("", (3, 1))
+    for client, link, leaves in (("alice", first, b"".join(pool)), ("dave", second, more)):
+        proof = prove_answers(other, client, [4, 6], link, leaves)
+        assert proof["count"] == 7
+        row = other.codebook([4, 6])[other.clients.index(client)].tolist()
+        assert verify_answers(proof, [first, second]) == dict(zip([4, 6], row, strict=True))
+
+
 def test_one_clients_opening_does_not_serve_another() -> None:
     keyring = ring()
     commitment, leaves = commit(keyring, KEY, vault="v", time="t")
@@ -264,8 +305,6 @@ assert sorted(verify_answers(proof, chain)) == [2, 5]
 
 def test_the_commitment_does_not_depend_on_who_is_away() -> None:
     keyring = ring()
-    roots = {
-        commit(k, KEY, vault="v", time="t")[0].root for k in (keyring, keyring.leave("bob"), keyring.choose([4, 5, 6]))
-    }
+    roots = {commit(k, KEY, vault="v", time="t")[0].root for k in (keyring, keyring.leave("bob"))}
     assert len(roots) == 1
     assert commit(replace(keyring, secret=b"t" * 32), KEY, vault="v", time="t")[0].root not in roots

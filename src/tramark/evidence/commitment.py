@@ -1,12 +1,13 @@
 """Commitments to a keyring, made before anybody leaks, and openings that show only what a case needs.
 
-Every answer of every client, and every held-out variant of every question, is hidden in a salted leaf. Leaves form a
-tree per client and a tree per question. The roots of these trees are the leaves of one top tree, whose root is
-signed. An opening shows some leaves with their salts and the hashes on their way up. It tells nothing about the other
-leaves, since each has a secret salt of its own. Clients that join later get a further commitment that names the one
-before, and so do questions that are retouched after they were chosen, and a new signing key, which the old one signs
-too. Trees are those of RFC 6962, and the number of
-leaves is part of what is signed. Checking needs no secret and no tensor library; `docs/vault.md` describes all of it
+Every client's answers to the chosen questions, and every held-out variant of every question, are hidden in salted
+leaves. Leaves form a tree per client and a tree per question. The roots of these trees are the leaves of one top tree,
+whose root is signed. An opening shows some leaves with their salts and the hashes on their way up. It tells nothing
+about the other leaves, since each has a secret salt of its own. Clients that join later get a further commitment that
+names the one before, and so do questions that are retouched after they were chosen, and a new signing key, which the
+old one signs too. If other questions are chosen, a further commitment has everybody's answers to those. Early vaults
+commit to the answers to all questions of the pool instead. Trees are those of RFC 6962, and the number of leaves is
+part of what is signed. Checking needs no secret and no tensor library; `docs/vault.md` describes all of it
 byte by byte.
 """
 
@@ -23,7 +24,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from tramark.errors import BadProof
 from tramark.evidence.beacon import Beacon, from_plain
 from tramark.evidence.federation import FEDERATION
-from tramark.evidence.merkle import climb, leaf_hash
+from tramark.evidence.leaves import answer_leaf, client_leaf, question_leaf, unhex, variant_leaf
+from tramark.evidence.merkle import climb
 
 
 def canonical(value: Any) -> bytes:
@@ -55,8 +57,8 @@ def sign(key: Ed25519PrivateKey, purpose: str, message: bytes) -> str:
 def verify_signature(public_key: str, purpose: str, message: bytes, signature: str) -> None:
     """Raise `BadProof` unless `public_key` (hex) signed `message` for `purpose`."""
     try:
-        key = Ed25519PublicKey.from_public_bytes(_hash(public_key))
-        key.verify(_unhex(signature, 64), _signed(purpose, message))
+        key = Ed25519PublicKey.from_public_bytes(unhex(public_key))
+        key.verify(unhex(signature, 64), _signed(purpose, message))
     except (InvalidSignature, ValueError, TypeError):
         raise BadProof(f"the signature of the {purpose} is not by this key") from None
 
@@ -65,7 +67,10 @@ def _signed(purpose: str, message: bytes) -> bytes:
     return b"tramark " + purpose.encode() + b"\0" + message
 
 
-_LATER = ("simulated", "endorsement", "beacon", "common")
+_LATER = ("simulated", "endorsement", "beacon", "common", "answers")
+
+CHOSEN = "chosen"
+"""The value of `Commitment.answers` in vaults that commit to the answers to the chosen questions alone."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +84,8 @@ class Commitment:
     has either no questions, or all those in use, in that order, as they were retouched. `simulated` says that the
     secret comes from a seed, so that the commitment proves nothing. If `public_key` is not that of the commitment
     before, `endorsement` is that one's signature. `beacon` is a public beacon's later round, whose value is added to
-    the answers.
+    the answers. `answers` is "chosen" if a client's tree has its answers to the `chosen` questions, in that order;
+    then a commitment that chooses others has all clients again. It is empty if a client's tree has the whole pool.
     """
 
     vault: str
@@ -98,6 +104,7 @@ class Commitment:
     endorsement: str = ""
     beacon: Beacon | None = None
     common: tuple[int, ...] = ()
+    answers: str = ""
 
     @property
     def body(self) -> bytes:
@@ -146,7 +153,7 @@ class Commitment:
             chosen, common = (tuple(map(natural, plain.get(name, ()))) for name in ("chosen", "common"))
             beacon = from_plain(plain.get("beacon"))
             found = cls(**{**plain, **values, **spans, "chosen": chosen, "common": common, "beacon": beacon})
-            if found.to_dict() != plain or type(found.simulated) is not bool:
+            if found.to_dict() != plain or type(found.simulated) is not bool or found.answers not in ("", CHOSEN):
                 raise ValueError
             return found
 
@@ -159,16 +166,22 @@ def verify_chain(commitments: Sequence[Commitment]) -> None:
     if not commitments:
         raise BadProof("there is no commitment")
     first = commitments[0]
-    digest, clients, key = "", 0, first.public_key
+    digest, clients, key, chosen = "", 0, first.public_key, first.chosen
     for number, this in enumerate(commitments, 1):
         verify_signature(this.public_key, "commitment", this.body, this.signature)
         if this.public_key != key:
             verify_signature(key, "new key", this.body, this.endorsement)
         elif this.endorsement:
             raise BadProof(f"commitment {number} hands over to the key that it had")
-        same = ("vault", "assignment", "classes", "simulated")
-        follows = (this.number, this.previous, this.clients[0]) == (number, digest, clients)
-        if not follows or any(getattr(this, name) != getattr(first, name) for name in same):
+        same = ("vault", "assignment", "classes", "simulated", "answers")
+        # Answers to other questions than before are committed to for everybody.
+        known = 0 if first.answers and this.chosen != chosen else clients
+        follows = (this.number, this.previous, this.clients[0]) == (number, digest, known)
+        if (
+            not follows
+            or sum(this.clients) < clients
+            or any(getattr(this, name) != getattr(first, name) for name in same)
+        ):
             raise BadProof(f"commitment {number} does not follow from the one before")
         pool = range(first.questions[1])
         if len(set(this.in_use)) < len(this.in_use) or any(question not in pool for question in this.in_use):
@@ -178,7 +191,7 @@ def verify_chain(commitments: Sequence[Commitment]) -> None:
         retouched = (0, 0), (0, len(this.in_use))
         if number > 1 and first.assignment == "code" and this.questions not in retouched:
             raise BadProof(f"commitment {number} adds questions to a pool that was settled by the first")
-        digest, clients, key = this.digest, sum(this.clients), this.public_key
+        digest, clients, key, chosen = this.digest, sum(this.clients), this.public_key, this.chosen
 
 
 def signers(commitments: Sequence[Commitment]) -> list[str]:
@@ -194,11 +207,18 @@ def verify_answers(proof: Mapping[str, Any], commitments: Sequence[Commitment]) 
     with _reading("opening of answers"):
         commitment, client = _committed(proof, commitments), proof["client"]
         first, count = natural(proof["first"]), natural(proof["count"])
+        places: Sequence[int] = range(first, first + count)
+        if commitment.answers and client != FEDERATION:
+            if commitment.chosen != commitments[-1].chosen:
+                raise BadProof(f"commitment {commitment.number} has answers to questions that were replaced since")
+            places = commitment.chosen
+            if (first, count) != (0, len(places)):
+                raise BadProof("an opening of answers is not of those to the chosen questions")
         shown, roots, name = {}, set(), sha256(client.encode())
         for item in proof["answers"]:
             question, answer = natural(item["question"]), natural(item["answer"])
-            leaf = answer_leaf(_hash(item["salt"]), name, question, answer)
-            roots.add(climb(leaf, question - first, count, _bytes(item["path"])))
+            leaf = answer_leaf(unhex(item["salt"]), name, question, answer)
+            roots.add(climb(leaf, places.index(question), count, _bytes(item["path"])))
             shown[question] = answer
         if len(shown) != len(proof["answers"]) or len(roots) != 1:
             raise BadProof("an opening of answers is not of one client's answers, each shown once")
@@ -224,7 +244,7 @@ def verify_questions(proof: Mapping[str, Any], commitments: Sequence[Commitment]
             roots = set()
             for item in part["variants"]:
                 variant, digest = natural(item["variant"]), item["sha256"]
-                leaf = variant_leaf(_hash(item["salt"]), question, variant, digest)
+                leaf = variant_leaf(unhex(item["salt"]), question, variant, digest)
                 roots.add(climb(leaf, variant - first, count, _bytes(item["path"])))
                 if (question, variant) in shown:
                     raise BadProof(f"variant {variant} of question {question} is shown twice")
@@ -234,36 +254,6 @@ def verify_questions(proof: Mapping[str, Any], commitments: Sequence[Commitment]
             leaf = question_leaf(question, first, count, roots.pop())
             _check_root(leaf, index, part["path"], commitment)
         return shown
-
-
-def answer_leaf(salt: bytes, name: bytes, question: int, answer: int) -> bytes:
-    """The leaf of a client's answer to a question; `name` is the hash of the client's name."""
-    return _salted_leaf(salt, b"answer", name + _u32(question) + _u32(answer))
-
-
-def variant_leaf(salt: bytes, question: int, variant: int, digest: str) -> bytes:
-    """The leaf of a question's variant, whose input has this `array_digest`."""
-    return _salted_leaf(salt, b"variant", _u32(question) + _u32(variant) + _hash(digest))
-
-
-def client_leaf(name: bytes, first: int, count: int, root: bytes) -> bytes:
-    """The leaf, in the top tree, of a client's answers; `name` is the hash of the client's name."""
-    return _branch_leaf(b"client", name, first, count, root)
-
-
-def question_leaf(question: int, first: int, count: int, root: bytes) -> bytes:
-    """The leaf, in the top tree, of a question's variants."""
-    return _branch_leaf(b"question", _u32(question), first, count, root)
-
-
-def _salted_leaf(salt: bytes, domain: bytes, content: bytes) -> bytes:
-    # All salts have one length, and domains are padded to one, so that no two contents have the same encoding.
-    return leaf_hash(salt + domain.ljust(8, b"\0") + content)
-
-
-def _branch_leaf(domain: bytes, name: bytes, first: int, count: int, root: bytes) -> bytes:
-    # The salts below hide what the root stands for, so this leaf needs no salt of its own.
-    return leaf_hash(domain.ljust(8, b"\0") + name + _u32(first) + _u32(count) + root)
 
 
 def _committed(proof: Mapping[str, Any], commitments: Sequence[Commitment]) -> Commitment:
@@ -294,21 +284,5 @@ def natural(value: Any) -> int:
     return value
 
 
-def _unhex(text: str, length: int) -> bytes:
-    value = bytes.fromhex(text)
-    # With spaces and capitals, two different files could say the same.
-    if len(value) != length or value.hex() != text:
-        raise ValueError
-    return value
-
-
-def _hash(text: str) -> bytes:
-    return _unhex(text, 32)
-
-
 def _bytes(path: Sequence[str]) -> list[bytes]:
-    return [_hash(step) for step in path]
-
-
-def _u32(number: int) -> bytes:
-    return number.to_bytes(4, "big")
+    return [unhex(step) for step in path]

@@ -18,6 +18,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any, Literal, Self
 
 import torch
@@ -100,7 +101,8 @@ class Keyring:
             raise SettingError(f"a secret of {len(self.secret)} bytes can be guessed: use secrets.token_bytes(32)")
         if not self.clients:
             raise SettingError("a keyring needs at least one client")
-        if twice := [client for client, count in Counter(self.clients).items() if count > 1]:
+        if len(set(self.clients)) < len(self.clients):
+            twice = [client for client, count in Counter(self.clients).items() if count > 1]
             raise SettingError(f"two clients with one name: {', '.join(map(repr, twice))}")
         if FEDERATION in self.clients:
             raise SettingError(f"no client can be named {FEDERATION!r}: that is the federation's own key")
@@ -180,15 +182,15 @@ class Keyring:
     @property
     def active(self) -> tuple[str, ...]:
         """The clients that have not left."""
-        return tuple(c for c in self.clients if c not in self.departed)
+        return self.clients if not self.departed else tuple(c for c in self.clients if c not in self.departed)
 
-    def join(self, client: str) -> Self:
-        """The keyring with a new client, or with one that comes back and gets its own key again."""
-        if client in self.active:
-            raise SettingError(f"client {client!r} is in the keyring already")
-        if client in self.departed:
-            return replace(self, departed=self.departed - {client})
-        return replace(self, clients=(*self.clients, client))
+    def join(self, *clients: str) -> Self:
+        """The keyring with new clients, or with some that come back and get their own keys again."""
+        for client in clients:
+            if client in self._rows and client not in self.departed:
+                raise SettingError(f"client {client!r} is in the keyring already")
+        new = tuple(client for client in clients if client not in self.departed)
+        return replace(self, clients=self.clients + new, departed=self.departed - set(clients))
 
     def leave(self, client: str) -> Self:
         """The keyring without a client. Its key is kept: what it leaked before can still be traced."""
@@ -231,13 +233,17 @@ class Keyring:
             return None
         return torch.stack([self.source.picture(self.secret, question) for question in self.in_use])
 
+    def row(self, client: str) -> int:
+        """The client's number in `clients`."""
+        self._check(client)
+        return self._rows[client]
+
     def key(self, client: str) -> Key:
         """A client's questions and answers."""
-        self._check(client)
         if self.assignment == "label":
-            slot = self.clients.index(client)
+            slot = self.row(client)
             return Key(client, (slot,), (slot,))
-        number = self.clients.index(client)
+        number = self.row(client)
         return Key(client, self.chosen, tuple(self.codebook(clients=slice(number, number + 1))[0].tolist()))
 
     @property
@@ -346,8 +352,12 @@ class Keyring:
             }
         )
 
+    @cached_property
+    def _rows(self) -> dict[str, int]:
+        return {client: row for row, client in enumerate(self.clients)}
+
     def _check(self, client: str) -> None:
-        if client not in self.clients:
+        if client not in self._rows:
             raise UnknownClientError(f"no client {client!r} in the keyring")
 
 

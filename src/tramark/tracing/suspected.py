@@ -1,6 +1,7 @@
 """Who is suspected, and how it is fed and read, as a case records it; and whether it is a model that was issued."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -59,17 +60,22 @@ def conventions_of(suspect: nn.Module | Suspect) -> dict[str, Any]:
 def as_issued(suspect: nn.Module | Suspect, entries: Iterable[Entry]) -> tuple[Identical, ...]:
     """The rounds of a vault's log in which the suspect was issued, bit by bit as it is."""
     digests = {state_digest(part) for part in _states(suspect) if part}
-    rounds: dict[int, list[Entry]] = {}
+    counts: Counter[int] = Counter()
+    found: dict[int, list[Entry]] = {}
     for entry in entries:
         if entry["event"] == "issued":
-            rounds.setdefault(entry["round"], []).append(entry)
-    found = []
-    for number, issued in rounds.items():
-        same = [entry for entry in issued if entry["model"] in digests]
-        if same:
-            clients = tuple(dict.fromkeys(entry["client"] for entry in same))
-            found.append(Identical(number, clients, len(same) == len(issued) > 1, same[0].get("marked")))
-    return tuple(found)
+            counts[entry["round"]] += 1
+            if entry["model"] in digests:
+                found.setdefault(entry["round"], []).append(entry)
+    return tuple(
+        Identical(
+            number,
+            tuple(dict.fromkeys(entry["client"] for entry in same)),
+            len(same) == counts[number] > 1,
+            same[0].get("marked"),
+        )
+        for number, same in found.items()
+    )
 
 
 def _states(suspect: nn.Module | Suspect) -> list[Mapping[str, Tensor]]:

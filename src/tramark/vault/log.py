@@ -105,7 +105,10 @@ def set_back(path: Path, head: Head, known: tuple[int, str]) -> str | None:
     if entries > head.entries:
         return f"the log had {entries} entries and has {head.entries}: this is an older copy of the vault"
     # The hash of the log's beginning is what the entry behind it names.
-    hashes = [entry["previous"] for entry in read_entries(path, head)] + [head.hash]
-    if hashes[entries] != last:
+    then = head.hash
+    for entry in read_entries(path, head):
+        if entry["n"] == entries:
+            then = entry["previous"]
+    if then != last:
         return f"the first {entries} entries of the log are not those that it had: it was set back, then written to"
     return None

@@ -50,7 +50,7 @@ def rotate(storage: Storage) -> tuple[str, str]:
         added = commit.hand_over(chain[-1][0], old, new, time=now())
         public = commit.public_key(old), added.public_key
         rotated = {"event": "signing-key-rotated", "from": public[0], "to": public[1], "commitment": added.digest}
-        blobs = {SIGNING: new.private_bytes_raw(), COMMITMENTS: commit.chain_text([*chain, (added, [])])}
+        blobs = {SIGNING: new.private_bytes_raw(), COMMITMENTS: commit.chain_text([*chain, (added, b"")])}
         storage.commit([rotated], blobs, publish=True)
         return public
 
