@@ -1,12 +1,13 @@
 """The server's side of a federation whose every client gets its own marked model.
 
 Warm-up rounds are plain FedAvg. At their end the region and the questions are chosen. From then on each round
-aggregates, makes the marks of all clients, whether they took part or not, and dispatches personalised models.
+aggregates, makes marks and dispatches personalised models. Marks in a subspace are made for all clients, or, if fewer
+than half are sent a model in a round, for those that are, when they are.
 """
 
 import copy
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,13 @@ from tramark.marks.survival import Survived
 
 if TYPE_CHECKING:
     from tramark.vault.store import Vault
+
+
+AT_ONCE = 1000
+"""Clients whose marks are made beforehand while it is not known how many are sent a model in a round."""
+
+FEW = 3
+"""Clients whose marks tell what all marks cost, if the others' are made on demand."""
 
 
 class TraMark:
@@ -109,6 +117,9 @@ class TraMark:
         self.vault = vault
         self.round = 0
         self._issued: set[str] = set()
+        self._sent: set[str] = set()
+        self._turnout = 0
+        self._kept = 0
         self._saved = False
         self._report: RoundReport | None = None
         self._class = type(model)
@@ -119,6 +130,7 @@ class TraMark:
         if pick is not None:
             return_logits(self.model, pick)
         self.fleet = Fleet(model, keyring.active, names)
+        self.fleet.maker = self._more
         observed = tuple(f"{layer}.weight" for layer in layers)
         self.drift = Drift(self.fleet.layout, observed, device=device_of(self.model))
         self._mark_if_due()
@@ -139,9 +151,13 @@ class TraMark:
         With a vault, all of them are logged as issued before this returns.
         """
         outgoing = Outgoing(self.fleet, self.fleet.clients if clients is None else clients)
+        self._sent.update(outgoing)
         if self.vault is not None:
-            if not self._saved:
+            if not self._saved or len(self.fleet.held) != self._kept:
+                # Marks that are made on demand are kept until they return, too.
+                issued = self._issued.copy() if self._saved else set[str]()
                 self._save()
+                self._issued = issued
             if new := [client for client in outgoing if client not in self._issued]:
                 without = self.marking.made.unmarked if self.marking.made else ()
                 models = Outgoing(self.fleet, new)
@@ -182,14 +198,15 @@ class TraMark:
         finite, the round is undone: base and marks stay as they were, and the report says why.
         """
         fleet, before = self.fleet, (self.keyring, self.marking, copy.copy(self.drift))
-        held = fleet.region, fleet.marks
+        held = fleet.region, fleet.marks, fleet.held
+        self._turnout, self._sent = len(self._sent) or self._turnout, set()
         self.marking = copy.copy(self.marking)
         self.round += 1
         try:
             remark, survived = self._advance(aggregation, base)
             strained, discarded = self.marking.strained, ""
         except Diverged as error:
-            fleet.region, fleet.marks = held
+            fleet.region, fleet.marks, fleet.held = held
             aggregation.undo()
             self.keyring, self.marking, self.drift = before
             self._undone()
@@ -262,9 +279,7 @@ class TraMark:
 
     def join(self, *clients: str) -> None:
         """Add clients. Nobody else's key changes. If the others have marks already, the new ones get theirs at once."""
-        keyring = self.keyring
-        for client in clients:
-            keyring = keyring.join(client)
+        keyring = self.keyring.join(*clients)
         if len(keyring.clients) > len(self.keyring.clients) and keyring.beacons:
             keyring = self._drawn(keyring)
         self._follow(keyring)
@@ -296,7 +311,9 @@ class TraMark:
         """All that is needed to go on later but the keyring, which its owner keeps: the vault, or else the user."""
         return {
             "round": self.round,
-            "clients": list(self.fleet.clients),
+            "clients": list(self.fleet.held),
+            "on_demand": not self.fleet.complete_marks,
+            "turnout": self._turnout,
             "keyring": self.keyring.fingerprint,
             "fleet": self.fleet.state_dict(),
             "drift": self.drift.state_dict(),
@@ -317,7 +334,10 @@ class TraMark:
                 "these marks were made with another keyring, or with other questions of it: keep the server's keyring "
                 "with its state, and give both back, or use a vault"
             )
-        self.fleet.load_state_dict(state["fleet"], state["clients"])
+        everybody = self.keyring.active if state.get("on_demand") else None
+        self.fleet.load_state_dict(state["fleet"], state["clients"], everybody)
+        self._turnout = int(state.get("turnout", 0))
+        self._kept = len(self.fleet.held)
         self.marking.load_state_dict(state, self.fleet, self.drift)
         self.drift.load_state_dict(state["drift"])
         self.round = int(state["round"])
@@ -363,22 +383,33 @@ class TraMark:
 
     def _follow(self, keyring: Keyring) -> None:
         """Use a keyring in which clients joined or left, and bring the fleet in line with it."""
-        new = [client for client in keyring.active if client not in self.fleet.clients]
-        for client in set(self.fleet.clients) - set(keyring.active):
-            self.fleet.leave(client)
-        for client in new:
-            self.fleet.join(client)
+        new = [client for client in keyring.active if client not in self.fleet]
+        if len(self.fleet.clients) + len(new) > len(keyring.active):
+            self.fleet.leave(*set(self.fleet.clients) - set(keyring.active))
+        if new:
+            self.fleet.join(*new)
         self.keyring = keyring
-        if new and self.marked:
+        if new and self.marked and self.fleet.complete_marks:
             self._inject()
 
     def _inject(self) -> None:
-        self.marking.inject(self.model, self.fleet, self.keyring, self.drift)
+        """Make the marks of all clients or, if few of them are sent a model in a round, only as many as tell the cost.
+
+        The others' are made when they are sent their models.
+        """
+        clients, turnout = self.fleet.clients, self._turnout or AT_ONCE
+        demand = self.injection.on_demand and self.keyring.assignment == "code" and 2 * turnout < len(clients)
+        self.marking.inject(self.model, self.fleet, self.keyring, self.drift, clients[:FEW] if demand else None)
+
+    def _more(self, clients: Sequence[str]) -> Tensor:
+        """Marks of clients that have none yet."""
+        return self.marking.more(self.model, self.fleet, self.keyring, self.drift, clients)
 
     def _save(self) -> None:
         # Nothing is sent before the vault has it: `dispatch` tries again if this fails.
         self._saved = False
         self._issued.clear()
+        self._kept = len(self.fleet.held)
         if self.vault is not None:
             if not (self.fleet.finite and self.drift.finite):
                 raise CheckpointError("the server's state has NaN or infinite values: it is not saved")

@@ -104,7 +104,7 @@ class Aggregation:
         if self.usual is not None:
             weight = self.usual.cap(weight)
         share = weight * (1.0 if self.usual is None else self.usual.share(size))
-        row, seen = fleet.clients.index(client), {}
+        row, seen = fleet._row(client), {}
         own = fleet.marks[row].clone()
         for name, slot in layout.tensors.items():
             if name not in self._apart:
@@ -228,7 +228,7 @@ class Aggregation:
 
     def _screen(self, client: str, state: State, weight: float) -> tuple[float, str | None]:
         """The size of an update, and why it cannot be used; None if it can."""
-        if client not in self.fleet.clients:
+        if client not in self.fleet:
             return 0.0, "not a client of this federation"
         if client in self.taken:
             return 0.0, "a second update in one round"

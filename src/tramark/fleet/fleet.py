@@ -14,7 +14,7 @@ tensors without marks go into the sum in pieces that fit a processor's cache, an
 
 import hashlib
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -51,29 +51,63 @@ class Fleet:
         self.optional = frozen_part(model) if travels is None else frozenset[str]()
         """The tensors that may turn out in the first round not to come back: those outside the trainable part."""
         self.clients = list(clients)
+        self._known = self._rows(self.clients)
         self.region: Region | None = None
         self.marks = torch.empty(len(self.clients), 0, dtype=self.layout.dtype)
+        self.held = self._known
+        """By client, the row of its mark in `marks`. If some clients have none yet, `maker` makes theirs."""
+        self.maker: Callable[[Sequence[str]], Tensor] | None = None
         self._taken: tuple[weakref.ref[Tensor], int, Region, Tensor] | None = None
 
-    def settle(self, region: Region, marks: Tensor) -> None:
-        """Set the region and everyone's marks in it, one row for each of `clients`."""
-        if marks.shape != (len(self.clients), region.size):
-            raise SettingError(f"marks of shape {tuple(marks.shape)} for {len(self.clients)} clients × {region.size}")
-        self.region, self.marks = region, marks
+    def __contains__(self, client: object) -> bool:
+        return client in self._known
 
-    def join(self, client: str) -> None:
-        """Add a client; until marks are next made, its mark is the base's own values."""
-        if client in self.clients:
-            raise SettingError(f"client {client!r} is in the fleet already")
-        self.clients.append(client)
-        row = self.base.new_empty(0) if self.region is None else self.region.take(self.base)
-        self.marks = torch.cat([self.marks, row[None]])
+    def settle(self, region: Region, marks: Tensor, clients: Sequence[str] | None = None) -> None:
+        """Set the region and the marks in it, one row for each of `clients`: all, or those that have one so far."""
+        held = self._known if clients is None else self._rows(clients)
+        if marks.shape != (len(held), region.size):
+            raise SettingError(f"marks of shape {tuple(marks.shape)} for {len(held)} clients × {region.size}")
+        self.region, self.marks, self.held = region, marks, held
 
-    def leave(self, client: str) -> None:
-        """Remove a client and its mark."""
-        row = self._row(client)
-        self.marks = torch.cat([self.marks[:row], self.marks[row + 1 :]])
-        del self.clients[row]
+    def hold(self, clients: Iterable[str]) -> None:
+        """Make the marks that some clients lack, all at once."""
+        clients = list(clients)
+        for client in clients:
+            if client not in self._known:
+                raise UnknownClientError(f"no client {client!r} in the fleet")
+        lacking = [client for client in dict.fromkeys(clients) if client not in self.held]
+        if lacking:
+            assert self.maker is not None
+            self.marks = torch.cat([self.marks, self.maker(lacking)])
+            self.held = self._rows([*self.held, *lacking])
+
+    @property
+    def complete_marks(self) -> bool:
+        """Whether every client has its mark."""
+        return len(self.held) == len(self.clients)
+
+    def join(self, *clients: str) -> None:
+        """Add clients. Until marks are next made, theirs are the base's own values, unless they are made on demand."""
+        for client in clients:
+            if client in self:
+                raise SettingError(f"client {client!r} is in the fleet already")
+        complete = self.complete_marks
+        self.clients += clients
+        self._known = self._rows(self.clients)
+        if complete:
+            row = self.base.new_empty(0) if self.region is None else self.region.take(self.base)
+            self.marks, self.held = torch.cat([self.marks, row.expand(len(clients), -1)]), self._known
+
+    def leave(self, *clients: str) -> None:
+        """Remove clients and their marks."""
+        for client in clients:
+            if client not in self:
+                raise UnknownClientError(f"no client {client!r} in the fleet")
+        gone, complete = set(clients), self.complete_marks
+        self.clients = [client for client in self.clients if client not in gone]
+        self._known = self._rows(self.clients)
+        self.marks = self.marks[[row for client, row in self.held.items() if client not in gone]]
+        self.held = self._known if complete else self._rows([client for client in self.held if client not in gone])
 
     def weights(self, client: str, *, out: Tensor | None = None) -> Tensor:
         """A client's weights as a flat vector: the base with its mark."""
@@ -178,12 +212,17 @@ class Fleet:
             state |= {f"region.{name}": tensor for name, tensor in self.region.state_dict().items()}
         return {name: tensor.clone() for name, tensor in state.items()}
 
-    def load_state_dict(self, state: Mapping[str, Tensor], clients: Iterable[str]) -> None:
+    def load_state_dict(
+        self, state: Mapping[str, Tensor], clients: Iterable[str], everybody: Iterable[str] | None = None
+    ) -> None:
+        """Load a `state_dict`. `clients` are those that had a mark, `everybody` all clients if some had none."""
         clients = list(clients)
         if state["marks"].shape[0] != len(clients):
             raise SettingError(f"marks of {state['marks'].shape[0]} clients for a fleet of {len(clients)}")
         self.load_base(state)
-        self.clients = clients
+        self.clients = clients if everybody is None else list(everybody)
+        self._known = self._rows(self.clients)
+        self.held = self._known if everybody is None else self._rows(clients)
         self.marks = state["marks"].clone()
         region = {k.removeprefix("region."): v.clone() for k, v in state.items() if k.startswith("region.")}
         self.region = load_region(region, self.layout) if region else None
@@ -228,10 +267,13 @@ class Fleet:
         return torch.frombuffer(bytearray(total.digest()), dtype=torch.uint8)
 
     def _row(self, client: str) -> int:
-        try:
-            return self.clients.index(client)
-        except ValueError:
-            raise UnknownClientError(f"no client {client!r} in the fleet") from None
+        if client not in self.held:
+            self.hold([client])
+        return self.held[client]
+
+    @staticmethod
+    def _rows(clients: Iterable[str]) -> dict[str, int]:
+        return {client: row for row, client in enumerate(clients)}
 
 
 class Outgoing(Mapping[str, dict[str, Tensor]]):
@@ -240,8 +282,7 @@ class Outgoing(Mapping[str, dict[str, Tensor]]):
     def __init__(self, fleet: Fleet, clients: Iterable[str]) -> None:
         self._fleet = fleet
         self._clients = tuple(clients)
-        for client in self._clients:
-            fleet._row(client)
+        fleet.hold(self._clients)
 
     def __getitem__(self, client: str) -> dict[str, Tensor]:
         if client not in self._clients:

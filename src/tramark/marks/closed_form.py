@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from tramark.errors import SettingError
 from tramark.fleet.drift import Drift
 from tramark.fleet.fleet import Fleet
+from tramark.fleet.region import Subspace
 from tramark.fleet.scratch import device_of, loaded
 from tramark.keys.keyring import Keyring
 from tramark.marks.control import DEAR, steer, within
@@ -93,6 +94,7 @@ class ClosedForm:
     retouch: int = 60
     early: ClassVar[bool] = False
     waits: ClassVar[bool] = False
+    on_demand: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 < self.near < 1:
@@ -128,15 +130,22 @@ class ClosedForm:
         return keyring, self._plan(layers if self.layer_names else (tried.layer,), tried.needed)
 
     def inject(self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift, plan: Plan) -> Made:
+        region, marks, made = self.make(model, fleet, keyring, drift, plan, fleet.clients)
+        fleet.settle(region, marks)
+        return made
+
+    def make(
+        self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift, plan: Plan, clients: Sequence[str]
+    ) -> tuple[Subspace, Tensor, Made]:
         device = device_of(model)
-        sheet = AnswerSheet.of(keyring, fleet.clients, device)
+        sheet = AnswerSheet.of(keyring, clients, device)
         # With label answers no two clients share a question, so labels need not be levelled.
         spread = SPREAD if keyring.assignment == "code" else math.inf
         with loaded(model, fleet):
             others = looked_at(keyring, device)
             draft = Draft.of(model, plan.layers, drift, sheet, others, near=self._near(keyring), spread=spread)
             region = draft.region(fleet)
-            marks = region.take(fleet.base).repeat(len(fleet.clients), 1)
+            marks = region.take(fleet.base).repeat(len(clients), 1)
             unmarked = marks[0].clone()
             bearable = _Bearable(plan.margin)
             led: list[Tensor] = []
@@ -151,8 +160,7 @@ class ClosedForm:
                     led.append(leads(draft.search.answer(changes), own))
                 turned = [part.turned(change).flatten(1) for part, change in zip(draft.parts, changes, strict=True)]
                 torch.add(unmarked, torch.cat(turned, dim=1).to("cpu", fleet.base.dtype), out=marks[some])
-        fleet.settle(region, marks)
-        return made_of(torch.cat(led), sheet, plan.layers, fleet.clients, bearable.cost)
+        return region, marks, made_of(torch.cat(led), sheet, plan.layers, clients, bearable.cost)
 
     def _bearable(self, draft: Draft, changes: Sequence[Tensor], sheet: AnswerSheet, plan: Plan) -> "_Bearable":
         """The margin, up to that of the plan, at which marks cost no more than they may.

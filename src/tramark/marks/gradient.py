@@ -8,7 +8,7 @@ it (θ_i + M_w ⊙ Δ_i), and the first steps are made from there.
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -56,6 +56,7 @@ class GradientSteps:
     summed: bool = False
     dropout: bool = False
     waits: ClassVar[bool] = True
+    on_demand: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not 0 < self.ratio < 1:
@@ -87,6 +88,11 @@ class GradientSteps:
 
     def steer(self, plan: Plan, made: Made, survived: Survived) -> Plan:
         return plan
+
+    def make(
+        self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift, plan: Plan, clients: Sequence[str]
+    ) -> NoReturn:
+        raise NotImplementedError("these marks are state: everybody's are kept")
 
     def inject(self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift, plan: Plan) -> None:
         device = device_of(model)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from tramark.fleet.drift import Drift
 from tramark.fleet.fleet import Fleet
+from tramark.fleet.region import Region
 from tramark.keys.keyring import Keyring
 from tramark.marks.search import AnswerSheet
 from tramark.marks.survival import Survived
@@ -119,8 +120,17 @@ class Injection(Protocol):
         the first client returned, if they are known. None if the model does not bear marks as it is now.
         """
 
+    @property
+    def on_demand(self) -> bool:
+        """Whether a client's mark can be made at any time, from base, keyring and drift: then there is `make`."""
+
     def inject(self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift, plan: Plan) -> Made | None:
         """Make everyone's marks for the fleet's present base. `model` is scratch space."""
+
+    def make(
+        self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift, plan: Plan, clients: Sequence[str]
+    ) -> tuple[Region, Tensor, Made]:
+        """The region, the marks of some clients, and what they are like."""
 
     def steer(self, plan: Plan, made: Made, survived: Survived) -> Plan:
         """The plan for the next marks, from what was made and what clients' training left of it."""

@@ -1,17 +1,18 @@
 """One federation's marks from round to round: chosen once, then measured, steered and made anew each round."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tramark.errors import Diverged
 from tramark.fleet.drift import Drift
 from tramark.fleet.fleet import Fleet
 from tramark.fleet.layout import State
+from tramark.fleet.region import Region
 from tramark.fleet.scratch import device_of, loaded
 from tramark.keys.keyring import Keyring
 from tramark.marks.injection import Injection, Made, Plan
@@ -75,12 +76,31 @@ class Marking:
         survived = self._survival.result if self._survival else None
         return survived.moved / self.plan.calm if survived is not None and self.plan.calm else 0.0
 
-    def inject(self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift) -> None:
-        """Make everyone's marks as planned."""
+    def inject(
+        self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift, few: Sequence[str] | None = None
+    ) -> None:
+        """Make everyone's marks as planned, or only those of a `few`: the others' are made on demand."""
         with _solvable():
-            self.made = self.injection.inject(model, fleet, keyring, drift, self.plan)
+            if few is None:
+                self.made = self.injection.inject(model, fleet, keyring, drift, self.plan)
+            else:
+                region, marks, self.made = self.injection.make(model, fleet, keyring, drift, self.plan, few)
+                fleet.settle(region, marks, few)
         self.plan = replace(self.plan, times=self.plan.times + 1)
         self.injected, self.replay = True, None
+
+    def more(self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift, clients: Sequence[str]) -> Tensor:
+        """Marks, in the fleet's region, for clients that have none yet."""
+        assert fleet.region is not None
+        with _solvable():
+            region, marks, made = self.injection.make(model, fleet, keyring, drift, self.plan, clients)
+        before = self.made.unmarked if self.made else ()
+        self.made = replace(made, unmarked=before + made.unmarked)
+        own, new = fleet.region.state_dict(), region.state_dict()
+        if any(not torch.equal(own[name], new[name]) for name in own):
+            # Another machine may have found another basis of the same subspace.
+            marks = torch.stack([fleet.region.take(_with(region, mark, fleet.base)) for mark in marks])
+        return marks
 
     def check_answers(self, model: nn.Module, fleet: Fleet, keyring: Keyring) -> None:
         """Raise `Diverged` unless the base has finite values, and gives finite answers to a few questions."""
@@ -111,6 +131,12 @@ class Marking:
             self.plan = Plan(tuple(name.removesuffix(".weight") for name in drift.layers if name in marked))
             self.made = None
         drift.keep([f"{layer}.weight" for layer in self.plan.layers])
+
+
+def _with(region: Region, mark: Tensor, base: Tensor) -> Tensor:
+    weights = base.clone()
+    region.put(weights, mark)
+    return weights
 
 
 @contextmanager

@@ -43,7 +43,7 @@ class Replay:
 
     def watch(self, client: str, returned: State) -> None:
         """Remember one client's update, unless there are enough."""
-        if (row := self._fleet.clients.index(client)) < self._row:
+        if (row := self._fleet._row(client)) < self._row:
             self._row, self.local = row, self._fleet.layout.flatten(returned)
         if len(self._held) == UPDATES + MORE:
             return

@@ -302,7 +302,7 @@ class TraMarkStrategy(Strategy):
                 )
             self._begin(arrays)
         server = self._ready
-        if new := [client for client in clients if client not in server.fleet.clients]:
+        if new := [client for client in clients if client not in server.fleet]:
             log(INFO, "new clients: %s", ", ".join(new))
             server.join(*new)
         if self._record is not None and arrays is not self._record:

@@ -195,7 +195,7 @@ class TraMarkServer(FLComponent):
         if server.resume():
             self.log_info(fl_ctx, f"the vault holds {server.round} finished rounds: going on with the next")
         self._plan(server, fl_ctx)
-        if joined := [client for client in clients if client not in server.fleet.clients]:
+        if joined := [client for client in clients if client not in server.fleet]:
             self.log_info(fl_ctx, f"new clients: {', '.join(joined)}")
             server.join(*joined)
         if not fl_ctx.get_prop(FLContextKey.SECURE_MODE) and not isinstance(fl_ctx.get_engine(), SimulatorServerEngine):
