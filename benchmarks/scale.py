@@ -6,23 +6,32 @@ one by one as they are issued. Timed is a whole marked round: aggregate, make th
 time that clients take is left out.
 
     python benchmarks/scale.py --clients 10 30 100 300 1000 --plot scale.png --json
+
+With `--registered`, so many clients are in a vault, of which `--sampled` are sent a model in each round. Timed are also
+making the vault and tracing the model of one of them; the vault's size is counted.
+
+    python benchmarks/scale.py --registered 100 1000 10000 100000 1000000 --sampled 100 --plot huge.png
 """
 
 import argparse
 import json
+import random
 import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tramark import Keyring, TraMark
+from tramark import Keyring, TraMark, Vault, trace
 from tramark.lab.models import build
+from tramark.vault.lock import default_key_file, make_key_file
 
 SHAPES = {"cnn": (1, 28, 28), "small-cnn": (3, 32, 32), "alexnet": (3, 32, 32)}
 
@@ -43,8 +52,8 @@ class Clients:
     def __init__(self) -> None:
         self.seconds = 0.0
 
-    def updates(self, server: TraMark) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        outgoing = server.dispatch()
+    def updates(self, server: TraMark, clients: list[str] | None = None) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        outgoing = server.dispatch(clients)
         for number, client in enumerate(outgoing):
             state = outgoing[client]
             began = time.perf_counter()
@@ -80,6 +89,63 @@ def one(model_name: str, clients: int, classes: int, rounds: int) -> dict[str, A
     }
 
 
+def few_of_many(model_name: str, registered: int, sampled: int, classes: int, rounds: int) -> dict[str, Any]:
+    """Some marked rounds with a vault of so many clients, of which few are sampled, and a trace, in this process."""
+    names = [f"client-{i:07d}" for i in range(registered)]
+    shape, seconds, draw = SHAPES[model_name], [], random.Random(0)
+    # As many questions for all sizes: a round's time depends on them.
+    keyring = Keyring.generate(
+        clients=names, classes=classes, input_shape=shape, normalise=(0.5, 0.5), questions=48, common=0
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "vault"
+        began = time.perf_counter()
+        with Vault.create(path, keyring, key_file=make_key_file(default_key_file(path))) as vault:
+            joined = time.perf_counter() - began
+            server = TraMark(
+                build(model_name, input_shape=shape, classes=classes, seed=0), vault=vault, warmup_rounds=1
+            )
+            for _ in range(1 + rounds):
+                playing, began = Clients(), time.perf_counter()
+                server.collect(playing.updates(server, draw.sample(names, sampled)))
+                seconds.append(time.perf_counter() - began - playing.seconds)
+            leaked = server.client_model(names[-1])
+            began = time.perf_counter()
+            verdict = trace(leaked, vault)
+            traced = time.perf_counter() - began
+            size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    return {
+        "model": model_name,
+        "registered": registered,
+        "sampled": sampled,
+        "join_seconds": round(joined, 1),
+        "first_marks_seconds": round(seconds[0], 3),
+        "seconds": round(statistics.median(seconds[1:]), 3),
+        "trace_seconds": round(traced, 2),
+        "traced": verdict.clients == (names[-1],),
+        "peak_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+        "vault_mib": round(size / 2**20, 1),
+    }
+
+
+def plot_registered(rows: list[dict[str, Any]], path: str) -> None:
+    """Time and memory against the number of registered clients."""
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    registered = [row["registered"] for row in rows]
+    times = {"join_seconds": "make the vault", "seconds": "a round", "trace_seconds": "a trace"}
+    for name, label in times.items():
+        left.loglog(registered, [row[name] for row in rows], "o-", label=label)
+    left.set(xlabel="registered clients", ylabel="seconds", title="time")
+    for name, label in {"peak_mib": "server's memory", "vault_mib": "vault"}.items():
+        right.semilogx(registered, [row[name] for row in rows], "o-", label=label)
+    right.set(xlabel="registered clients", ylabel="MiB", title="size", ylim=0)
+    left.legend()
+    right.legend()
+    figure.savefig(path, dpi=150)
+
+
 def plot(rows: list[dict[str, Any]], path: str) -> None:
     """Time per client and memory against the number of clients."""
     import matplotlib.pyplot as plt
@@ -102,18 +168,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=SHAPES, default="cnn")
     parser.add_argument("--clients", type=int, nargs="+", default=[10, 30, 100, 300, 1000])
+    parser.add_argument("--registered", type=int, nargs="+", help="clients in a vault, of which few are sampled")
+    parser.add_argument("--sampled", type=int, default=100, help="how many are sent a model in a round")
     parser.add_argument("--classes", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=3, help="marked rounds, of which the median is taken")
     parser.add_argument("--plot", help="file for a picture")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.here and options.registered:
+        [registered] = options.registered
+        row = few_of_many(options.model, registered, options.sampled, options.classes, options.rounds)
+        print(json.dumps(row))
+        return
     if options.here:
         print(json.dumps(one(options.model, options.clients[0], options.classes, options.rounds)))
         return
     rows = []
-    for clients in options.clients:
-        words = ["--model", options.model, "--clients", str(clients), "--classes", str(options.classes)]
+    size = "--registered" if options.registered else "--clients"
+    for clients in options.registered or options.clients:
+        words = ["--model", options.model, size, str(clients), "--classes", str(options.classes)]
+        words += ["--sampled", str(options.sampled)]
         command = [sys.executable, __file__, "--here", "--rounds", str(options.rounds), *words]
         rows.append(json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout))
         if not options.json:
@@ -121,7 +196,7 @@ def main() -> None:
     if options.json:
         print(json.dumps(rows, indent=2))
     if options.plot:
-        plot(rows, options.plot)
+        (plot_registered if options.registered else plot)(rows, options.plot)
 
 
 if __name__ == "__main__":

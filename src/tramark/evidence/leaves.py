@@ -1,11 +1,23 @@
 """The leaves of the trees in a commitment: what is hashed for an answer, a variant, a client and a question."""
 
+from collections.abc import Sequence
+from hashlib import sha256
+
 from tramark.evidence.merkle import leaf_hash
 
 
 def answer_leaf(salt: bytes, name: bytes, question: int, answer: int) -> bytes:
     """The leaf of a client's answer to a question; `name` is the hash of the client's name."""
-    return _salted_leaf(salt, b"answer", name + _u32(question) + _u32(answer))
+    return answer_leaves([salt], name, [question], [answer])[0]
+
+
+def answer_leaves(salts: Sequence[bytes], name: bytes, questions: Sequence[int], answers: Sequence[int]) -> list[bytes]:
+    """The leaves of a client's answers to some questions. With a million clients, every call counts."""
+    domain = b"answer\0\0" + name
+    return [
+        sha256(b"\0" + salt + domain + (question << 32 | answer).to_bytes(8, "big")).digest()
+        for salt, question, answer in zip(salts, questions, answers, strict=True)
+    ]
 
 
 def variant_leaf(salt: bytes, question: int, variant: int, digest: str) -> bytes:

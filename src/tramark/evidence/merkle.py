@@ -20,7 +20,8 @@ class MerkleTree:
             raise ValueError("a tree needs at least one leaf")
         self.levels = [list(leaves)]
         while len(below := self.levels[-1]) > 1:
-            level = [node_hash(below[i], below[i + 1]) for i in range(0, len(below) - 1, 2)]
+            pairs = zip(below[::2], below[1::2], strict=False)
+            level = [hashlib.sha256(b"\1" + left + right).digest() for left, right in pairs]
             # An odd one moves up as it is: paired with itself, it would let two lists share a root.
             self.levels.append(level + below[len(below) & ~1 :])
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tramark.errors import SettingError
 from tramark.evidence.commitment import array_digest, sha256
 from tramark.evidence.federation import FEDERATION
-from tramark.evidence.leaves import answer_leaf, client_leaf, question_leaf, variant_leaf
+from tramark.evidence.leaves import answer_leaves, client_leaf, question_leaf, variant_leaf
 from tramark.evidence.merkle import MerkleTree
 
 if TYPE_CHECKING:
@@ -84,8 +84,7 @@ def _branch(keyring: "Keyring", client: str, questions: Sequence[int], values: S
         # Other questions need other salts: those of the last ones may have been shown.
         context, first = ["chosen", client, " ".join(map(str, questions))], 0
     salts, name = _salts(keyring, *context, count=len(questions)), sha256(client.encode())
-    leaves = [answer_leaf(salt, name, *own) for salt, *own in zip(salts, questions, values, strict=True)]
-    tree = MerkleTree(leaves)
+    tree = MerkleTree(answer_leaves(salts, name, questions, values))
     return Branch(first, questions, values, salts, tree, client_leaf(name, first, len(values), tree.root))
 
 
