@@ -220,10 +220,10 @@ def test_the_vault_goes_back_to_an_earlier_round(tmp_path: Path) -> None:
         for round in range(1, 8):
             server.collect({c: {n: t + 1e-3 for n, t in s.items()} for c, s in server.dispatch().items()})
             bases[round] = server.fleet.base.clone()
-        assert vault.checkpoints == (0, 5, 6, 7)
+        assert list(vault.checkpoints) == [0, 5, 6, 7]
         entries = vault.head[0]
         vault.rewind(5)
-        assert vault.checkpoints == (0, 5)
+        assert list(vault.checkpoints) == [0, 5]
         assert [report["round"] for report in vault.reports()] == [1, 2, 3, 4, 5]
         *_, last = vault.log()
         assert (last["event"], last["round"], last["from"], last["n"]) == ("rewound", 5, 7, entries)
@@ -231,7 +231,7 @@ def test_the_vault_goes_back_to_an_earlier_round(tmp_path: Path) -> None:
         assert server.round == 5
         assert torch.equal(server.fleet.base, bases[5])
         server.collect(dict(server.dispatch()))
-        assert vault.checkpoints == (0, 5, 6)
+        assert list(vault.checkpoints) == [0, 5, 6]
         assert vault.audit() == []
         for wrong, why in ((3, "no state after round 3"), (6, "newest")):
             with pytest.raises(VaultError, match=why):

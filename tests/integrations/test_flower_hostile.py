@@ -181,7 +181,7 @@ def test_ten_thousand_messages_of_any_kind(rule: type[FedAvg], tmp_path: Path) -
         return Message(anything(source, arrays), reply_to=message)
 
     wire = Wire([Site(number, name, answer=answers) for number, name in enumerate(names)])
-    options = {"num_malicious_nodes": 20} if rule is Krum else {}
+    options: dict[str, Any] = {"num_malicious_nodes": 20} if rule is Krum else {}
     strategy = wrapped(
         rule(fraction_evaluate=0.0, min_available_nodes=sites, **options),
         small(tmp_path / "vault", names),
