@@ -27,6 +27,7 @@ from tramark.marks.injection import Injection
 from tramark.marks.marking import Marking
 from tramark.marks.presets import preset_named
 from tramark.marks.rounds import RoundReport
+from tramark.suspects.reference import renewed
 
 if TYPE_CHECKING:
     from tramark.vault.store import Vault
@@ -309,7 +310,10 @@ class TraMark:
         self._saved = False
         self._issued.clear()
         if self.vault is not None:
-            self.vault.save(self.keyring, self.state_dict(), None if self._report is None else asdict(self._report))
+            report = None if self._report is None else asdict(self._report)
+            known = (self.keyring.source, self.keyring.classes, self.vault.reference()) if self.marked else None
+            reference = renewed(self.base_model(), *known) if known else None
+            self.vault.save(self.keyring, self.state_dict(), report, reference)
             self._saved = True
 
     def _with(self, state: State) -> nn.Module:

@@ -113,6 +113,8 @@ class Case:
     asked : every query whose answer is kept, in the order of asking.
     sent : queries that a remote suspect was sent and whose answers are not kept.
     identical : models in the log that the suspect equals.
+    probe : how the suspect was found to be fed and read, by public inputs (`suspects.probe`); None if it was not probed.
+    confinement : what kept a suspect from a file from doing harm; None if it was not noted.
     """
 
     number: int
@@ -133,6 +135,8 @@ class Case:
     sent: tuple[tuple[int, int], ...] = ()
     identical: tuple[Identical, ...] = ()
     closed: Closed | None = None
+    probe: Mapping[str, Any] | None = None
+    confinement: tuple[str, ...] | None = None
 
     @property
     def questions(self) -> tuple[int, ...]:
@@ -142,8 +146,14 @@ class Case:
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values without fractions, for canonical JSON."""
         closed = self.closed
+        # Missing in cases of earlier versions, whose text must stay what it was.
+        later = {
+            "probe": None if self.probe is None else dict(self.probe),
+            "confinement": None if self.confinement is None else list(self.confinement),
+        }
         return {
-            **vars(self),
+            **{name: value for name, value in vars(self).items() if name not in later},
+            **{name: value for name, value in later.items() if value is not None},
             "suspect": dict(vars(self.suspect)),
             "conventions": dict(self.conventions),
             "false_accusation": repr(self.false_accusation),
@@ -177,6 +187,7 @@ class Case:
                 "spent": float(plain["spent"]),
                 "head": tuple(plain["head"]),
                 "order": tuple(plain["order"]),
+                "confinement": tuple(plain["confinement"]) if "confinement" in plain else None,
                 "burned": {client: tuple(questions) for client, questions in plain["burned"].items()},
                 "asked": tuple(Asked(*asked) for asked in plain["asked"]),
                 "sent": tuple((question, variant) for question, variant in plain["sent"]),

@@ -1,7 +1,8 @@
 """A trace as a case of a vault: opened before the first question, kept answer by answer, closed with the verdict."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from torch import nn
 
@@ -13,7 +14,7 @@ from tramark.keys.keyring import Keyring
 from tramark.suspects.base import Suspect
 from tramark.tracing.codebook import burned_rows, codebook_of
 from tramark.tracing.interview import Step
-from tramark.tracing.suspected import as_issued, conventions_of, suspected_of
+from tramark.tracing.suspected import as_issued, confinement_of, conventions_of, suspected_of
 from tramark.tracing.verdict import Verdict
 from tramark.vault.cases import Casework
 from tramark.vault.store import Vault
@@ -62,6 +63,7 @@ def begin(
     rule: str,
     false_accusation: float,
     suspected: Suspected | None,
+    probe: Mapping[str, Any] | None = None,
 ) -> Record:
     """A new case, or the case of that number, which goes on. The vault must be sound, and the suspect the same."""
     if found := vault.audit():
@@ -91,6 +93,8 @@ def begin(
         order=tuple(sorted(keyring.chosen, key=lambda question: times[question])),
         burned=burned,
         identical=as_issued(suspect, vault.log()),
+        probe=probe,
+        confinement=confinement_of(suspect),
     )
     return Record(work, case)
 

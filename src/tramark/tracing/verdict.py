@@ -26,6 +26,7 @@ class Verdict:
     premise : what was known, or assumed, of the marks that were issued.
     not_cleared : if the finding is "nobody", clients of whom too many questions are burned to clear them.
     case : the record in the vault; None for a trace with a keyring alone.
+    doubt : if nobody is accused, why the suspect is probably fed or read wrongly; None if nothing speaks for that.
     """
 
     finding: Finding
@@ -42,6 +43,7 @@ class Verdict:
     premise: Premise = ASSUMED
     not_cleared: tuple[str, ...] = ()
     case: Case | None = field(default=None, repr=False)
+    doubt: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The main results as plain values."""
@@ -57,5 +59,9 @@ class Verdict:
             "not_cleared": list(self.not_cleared),
             "case": None if self.case is None else self.case.number,
             "spent": None if self.case is None else self.case.spent,
+            "doubt": self.doubt,
+            "probe": None if self.case is None else self.case.probe,
+            "confinement": None if self.case is None or self.case.confinement is None else list(self.case.confinement),
+            "conventions": None if self.case is None else dict(self.case.conventions),
             "identical": [] if self.case is None else [asdict(one) for one in self.case.identical],
         }

@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 
     from tramark.fleet.layout import State
     from tramark.keys.keyring import Keyring
+    from tramark.suspects.reference import Reference
 
-SERVER, REPORTS = "server", "reports"
+SERVER, REPORTS, REFERENCE = "server", "reports", "reference"
 
 
 class Vault:
@@ -177,12 +178,29 @@ class Vault:
             revealed = {"event": "beacon-revealed", "commitment": links[-1].digest, "value": value.hex()}
             self.storage.commit([revealed], {KEYRING: canonical(plain)})
 
-    def save(self, keyring: "Keyring", state: Mapping[str, Any], report: Mapping[str, Any] | None = None) -> None:
-        """Keep a server's keyring, its `state_dict()` and its last round's report, all or nothing."""
+    def save(
+        self,
+        keyring: "Keyring",
+        state: Mapping[str, Any],
+        report: Mapping[str, Any] | None = None,
+        reference: "Reference | None" = None,
+    ) -> None:
+        """Keep a server's keyring, its `state_dict()`, its last round's report and its base's answers to public inputs.
+
+        All or nothing is kept.
+        """
         from tramark.vault.packing import pack
 
         reports = {} if report is None else {REPORTS: with_report(self.reports(), report)}
-        self.save_keyring(keyring, {SERVER: pack(state), **reports})
+        answers = {} if reference is None else {REFERENCE: pack({"reference": reference.to_dict()})}
+        self.save_keyring(keyring, {SERVER: pack(state), **reports, **answers})
+
+    def reference(self) -> "Reference | None":
+        """The base's answers to public inputs, as last saved; None before that, and in vaults of earlier versions."""
+        from tramark.suspects.reference import Reference
+        from tramark.vault.packing import unpack
+
+        return Reference.from_dict(unpack(self.get(REFERENCE))["reference"]) if REFERENCE in self.names else None
 
     def saved(self) -> dict[str, Any] | None:
         """The server's state as last saved; None before that."""

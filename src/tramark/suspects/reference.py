@@ -1,0 +1,140 @@
+"""Public inputs whose label an unmarked base is sure of: what a suspect's answers are compared with before a trace.
+
+Pictures begin as simple shapes (`keys.public`) and are changed by gradient steps until the base takes each for the label
+that it stands for. They are smooth, so that resizing does not change them much, and no client has an answer to them.
+"""
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tramark.fleet.logits import find_logits, take_logits
+from tramark.fleet.scratch import evaluating
+from tramark.keys.public import public_inputs
+from tramark.keys.sources import Source
+from tramark.suspects.forward import forward
+
+COUNT = 48
+"""Public inputs, at most."""
+
+GRID, STEPS, RATE, NOISE = 14, 40, 0.2, 20.0
+"""Pixels of a picture along each side before it is made larger; gradient steps, their rate, and noise in each."""
+
+CHANGED = 0.25
+"""The share of labels that a base must have changed for its pictures to be made anew."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """Public inputs, and the base's label for each; no labels if no base is known.
+
+    Pictures are kept small, and made as large as a source's questions by `raw`.
+    """
+
+    inputs: Tensor
+    labels: Tensor | None = None
+
+    def raw(self, source: Source) -> Tensor:
+        """The public inputs in the shape of a source's questions."""
+        return _enlarged(self.inputs, source.shape) if self.inputs.dtype == torch.uint8 else self.inputs
+
+    def to_dict(self) -> dict[str, Any]:
+        """Tensors by name."""
+        return {"inputs": self.inputs} | ({} if self.labels is None else {"labels": self.labels})
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Self:
+        """The reference that `to_dict` described."""
+        return cls(plain["inputs"], plain.get("labels"))
+
+
+def reference_of(base: nn.Module, source: Source, classes: int, seed: bytes) -> Reference:
+    """Public inputs of which a base is sure, one of each label in turn, and its answers to them."""
+    many = classes * max(1, COUNT // classes) if classes < COUNT else COUNT
+    if len(source.shape) == 3:
+        wanted = torch.arange(many) % classes
+        small = _drawn(base, source, wanted, seed)
+        labels = _labels(base, source, small)
+        # Those that came out as they should, first.
+        order = torch.argsort((labels != wanted).long(), stable=True)
+        return Reference(small[order], labels[order])
+    pool = public_inputs(source, seed, range(2 * many))
+    labels = _labels(base, source, pool)
+    order = torch.tensor(_in_turn(labels.tolist()))[:many]
+    return Reference(pool[order], labels[order])
+
+
+def renewed(base: nn.Module, source: Source, classes: int, old: Reference | None) -> Reference:
+    """What a base answers to the public inputs of old, or to new ones if it is not sure of those any more."""
+    kept = None if old is None else still_sure(base, source, old)
+    return kept or reference_of(base, source, classes, secrets.token_bytes(16))
+
+
+def still_sure(base: nn.Module, source: Source, reference: Reference) -> Reference | None:
+    """The same inputs with the answers of a later base; None if it has changed too many of them."""
+    assert reference.labels is not None
+    labels = _labels(base, source, reference.inputs)
+    changed = (labels != reference.labels).float().mean().item()
+    return None if changed > CHANGED else Reference(reference.inputs, labels)
+
+
+def without_base(source: Source, seed: bytes) -> Reference:
+    """Public inputs of which no base's answers are known."""
+    raw = public_inputs(source, seed, range(COUNT))
+    if len(source.shape) == 3:
+        raw = F.interpolate(raw.float(), size=_grid(source.shape), mode="area").round().to(torch.uint8)
+    return Reference(raw)
+
+
+def _drawn(base: nn.Module, source: Source, wanted: Tensor, seed: bytes) -> Tensor:
+    """Small pictures that the base takes for the labels wanted."""
+    device = next((weight.device for weight in base.parameters()), torch.device("cpu"))
+    start = public_inputs(source, seed, range(len(wanted))).float().to(device)
+    begun = F.interpolate(start, size=_grid(source.shape), mode="area") / 255
+    drawn = torch.logit(begun.clamp(0.05, 0.95)).requires_grad_()
+    optimiser = torch.optim.Adam([drawn], lr=RATE)
+    generator = torch.Generator().manual_seed(int.from_bytes(seed[:7], "little"))
+    wanted = wanted.to(device)
+    with evaluating(base), torch.enable_grad():
+        for _ in range(STEPS):
+            large = F.interpolate(255 * torch.sigmoid(drawn), size=source.shape[1:], mode="bilinear")
+            shift = torch.randint(-1, 2, (2,), generator=generator).tolist()
+            noise = torch.randn(large.shape, generator=generator).to(device) * NOISE
+            output = base(source.prepare(torch.roll(large, shift, (2, 3)) + noise))
+            loss = F.cross_entropy(take_logits(output, find_logits(output)).float(), wanted)
+            (drawn.grad,) = torch.autograd.grad(loss, [drawn])
+            optimiser.step()
+    return (255 * torch.sigmoid(drawn.detach())).round().to(torch.uint8).cpu()
+
+
+def _labels(base: nn.Module, source: Source, small: Tensor) -> Tensor:
+    return forward(base, source.prepare(Reference(small).raw(source))).argmax(dim=1).cpu()
+
+
+def _grid(shape: tuple[int, ...]) -> tuple[int, int]:
+    return min(GRID, shape[1]), min(GRID, shape[2])
+
+
+def _enlarged(small: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Pictures made larger, in double precision: the same bytes on every machine."""
+    large = F.interpolate(small.double(), size=shape[1:], mode="bilinear")
+    return large.round().clamp(0, 255).to(torch.uint8)
+
+
+def _in_turn(labels: list[int]) -> list[int]:
+    """All inputs, one of each label in turn.
+
+    >>> _in_turn([3, 3, 3, 5])
+    [0, 3, 1, 2]
+    """
+    seen: dict[int, int] = {}
+    turns = []
+    for label in labels:
+        seen[label] = seen.get(label, -1) + 1
+        turns.append(seen[label])
+    return sorted(range(len(labels)), key=turns.__getitem__)
