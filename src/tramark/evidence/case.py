@@ -113,7 +113,7 @@ class Case:
     asked : every query whose answer is kept, in the order of asking.
     sent : queries that a remote suspect was sent and whose answers are not kept.
     identical : models in the log that the suspect equals.
-    probe : how the suspect was found to be fed and read, by public inputs (`suspects.probe`); None if it was not probed.
+    probe : how the suspect is fed and read, as found by public inputs (`suspects.probe`); None if it was not probed.
     confinement : what kept a suspect from a file from doing harm; None if it was not noted.
     """
 

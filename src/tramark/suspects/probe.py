@@ -12,8 +12,8 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Protocol
 
 from torch import Tensor
 
@@ -24,6 +24,7 @@ from tramark.suspects.conventions import Conventions, Said
 from tramark.suspects.feeding import other_geometries, other_orders, other_values
 from tramark.suspects.http import HttpSuspect
 from tramark.suspects.readings import Heard, Reading, best_reading, plain_conventions
+from tramark.suspects.tried import Probed, Tried
 
 QUERIES = 64
 """The most public inputs that a server is asked. A file is asked all of them in each way."""
@@ -34,7 +35,7 @@ FIRST, EACH, MORE = 8, 4, 12
 SHAPES = 32
 """The most shapes of inputs that are tried."""
 
-LIVELY, READ, ALIKE, CHANCE = 0.9, 0.8, 0.85, 0.01
+LIVELY, READ, ALIKE, CHANCE = 0.9, 0.8, 1.0, 0.01
 """A suspect gives one label to a smaller share of the inputs; gives labels of ours to this share at least; is like the
 base, so that no other way need be tried; and is not like it by chance (p-value)."""
 
@@ -43,64 +44,6 @@ class Fed(Suspect, Protocol):
     """A suspect that has conventions."""
 
     conventions: Conventions
-
-
-@dataclass(frozen=True)
-class Tried:
-    """One way to feed and read a suspect, and what came of it.
-
-    Parameters
-    ----------
-    stated : the conventions, as a JSON file states them.
-    reading : how labels were read.
-    asked, read, alike : inputs asked, answers that are labels of ours, and answers that are the base's.
-    most : the answers with the most frequent label.
-    problem : why it could not be asked.
-    """
-
-    stated: dict[str, Any]
-    reading: str = ""
-    asked: int = 0
-    read: int = 0
-    alike: int = 0
-    most: int = 0
-    problem: str | None = None
-
-
-@dataclass(frozen=True)
-class Probed:
-    """What a probe found.
-
-    Parameters
-    ----------
-    conventions : how the suspect should be fed and read: as stated, completed by what is proposed.
-    stated : whether it is fed and read as it was before the probe.
-    tried : all ways that were tried; the first is as stated.
-    best : the way that `conventions` are.
-    compared : whether a base's answers were known.
-    queries : inputs that the suspect was asked.
-    doubt : why it is probably fed wrongly, in words; None if nothing speaks for that.
-    """
-
-    conventions: Conventions
-    stated: bool
-    tried: tuple[Tried, ...]
-    best: Tried
-    compared: bool
-    queries: int
-    doubt: str | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return {
-            "proposed": plain_conventions(self.conventions),
-            "as_stated": self.stated,
-            "compared": self.compared,
-            "queries": self.queries,
-            "doubt": self.doubt,
-            "best": asdict(self.best),
-            "tried": [asdict(one) for one in self.tried],
-        }
 
 
 def probe(
@@ -161,11 +104,11 @@ class _Probe:
                 if number >= SHAPES or self._ask(other, 1):
                     way = other
                     break
-                if not other.normalised and (whole := next(other_values(other, self.raw), None)):
-                    # A suspect that wants bytes takes nothing else, in whatever shape.
-                    if self._local_problem(other) and self._ask(whole, 1):
-                        way = whole
-                        break
+                # A suspect that wants bytes takes nothing else, in whatever shape.
+                whole = next(other_values(other, self.raw), None) if self._wants_whole_numbers(other) else None
+                if whole is not None and self._ask(whole, 1):
+                    way = whole
+                    break
         if not self.asked.get(_key(way)):
             return
         self._ask(way, FIRST)
@@ -225,8 +168,8 @@ class _Probe:
         self.left -= sent
         return key not in self.problems
 
-    def _local_problem(self, way: Conventions) -> bool:
-        """Whether a way failed before anything was sent, because whole numbers are wanted."""
+    def _wants_whole_numbers(self, way: Conventions) -> bool:
+        """Whether a way failed before anything was sent, because the suspect declares whole numbers."""
         return "whole numbers" in str(self.problems.get(_key(way), ""))
 
     def _best(self) -> Conventions:
@@ -239,8 +182,7 @@ class _Probe:
         if not self.base:
             lively = [way for way in working if self._doubt(self._tried(way)) is None]
             return default if default in lively or not lively else lively[0]
-        clearly = self._share(best) >= self._share(default) + 0.25 and self._share(best) >= 0.5
-        return best if clearly else default
+        return best if self._ahead(best, default) >= 2 and self._share(best) >= 0.5 else default
 
     def _reading(self, way: Conventions) -> Reading:
         said = self.asked.get(_key(way), [])
@@ -256,6 +198,11 @@ class _Probe:
         if not count or _key(way) in self.problems:
             return -1.0
         return reading.alike(self.base) / count if self.base else len(set(reading.read)) / count
+
+    def _ahead(self, way: Conventions, other: Conventions) -> int:
+        """By how many answers one way is more like the base than another, over the inputs asked in both."""
+        both = self.base[: min(len(self.asked[_key(one)]) for one in (way, other))]
+        return self._reading(way).alike(both) - self._reading(other).alike(both)
 
     def _tried(self, way: Conventions) -> Tried:
         reading = self._reading(way)

@@ -1,7 +1,7 @@
 """Public inputs whose label an unmarked base is sure of: what a suspect's answers are compared with before a trace.
 
-Pictures begin as simple shapes (`keys.public`) and are changed by gradient steps until the base takes each for the label
-that it stands for. They are smooth, so that resizing does not change them much, and no client has an answer to them.
+Pictures begin as simple shapes (`keys.public`) and are changed by gradient steps until the base takes each for the
+label that it stands for. They are smooth, so that resizing changes them little, and no client has an answer to them.
 """
 
 import secrets

@@ -11,8 +11,9 @@ from tramark.evidence.case import Case
 from tramark.suspects.base import Suspect
 from tramark.suspects.conventions import Conventions
 from tramark.suspects.http import HttpSuspect
-from tramark.suspects.probe import FIRST, LIVELY, QUERIES, Probed, probe
+from tramark.suspects.probe import FIRST, LIVELY, QUERIES, probe
 from tramark.suspects.reference import without_base
+from tramark.suspects.tried import Probed
 from tramark.tracing.suspected import conventions_in, plain
 from tramark.vault.store import Vault
 

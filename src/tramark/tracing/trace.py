@@ -20,7 +20,7 @@ from tramark.evidence.premise import ASSUMED, Premise
 from tramark.keys.keyring import Keyring
 from tramark.suspects.base import Suspect
 from tramark.suspects.module import Function, suspect_of
-from tramark.suspects.probe import Probed
+from tramark.suspects.tried import Probed
 from tramark.tracing.casework import Record, begin
 from tramark.tracing.codebook import burned_rows, codebook_of
 from tramark.tracing.interview import Interview, Step
