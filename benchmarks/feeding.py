@@ -10,6 +10,8 @@ rightly.
 
 import argparse
 import json
+import shutil
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -119,12 +121,19 @@ def serving(model: nn.Module, server: Server, source: Source) -> Iterator[str]:
         listening.server_close()
 
 
-def trace_behind(vault: Vault, model: nn.Module, server: Server, **options: Any) -> dict[str, Any]:
-    """The verdict about a model behind a server of which nothing is known, as plain values."""
-    source = vault.keyring.source
-    with serving(model, server, source) as address:
-        suspect = open_suspect(address, template=TEMPLATE, conventions=source.prepare)
-        return trace(suspect, vault, **options).to_dict()
+def trace_behind(run: Path, model: nn.Module, server: Server, **options: Any) -> dict[str, Any]:
+    """The verdict about a model behind a server of which nothing is known, as plain values.
+
+    A remote suspect that is named burns the questions that it saw, so each trace has a copy of the vault.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(run / "vault", Path(folder) / "vault")
+        shutil.copy(run / "vault.key", Path(folder) / "vault.key")
+        with Vault.open(Path(folder) / "vault", readonly=True) as vault:
+            source = vault.keyring.source
+            with serving(model, server, source) as address:
+                suspect = open_suspect(address, template=TEMPLATE, conventions=source.prepare)
+                return trace(suspect, vault, **options).to_dict()
 
 
 def load(file: Path, described: Mapping[str, Any]) -> nn.Module:
@@ -143,26 +152,26 @@ def main() -> None:
     options = parser.parse_args()
     rows = []
     with Vault.open(options.run / "vault", readonly=True) as vault:
-        described = json.loads(vault.get("model"))
-        leaked, *unmarked = (load(file, described) for file in (options.leaked, *options.unmarked))
-        for name, server in servers(vault.keyring.source).items():
-            found = trace_behind(vault, leaked, server)
-            row = {
-                "server": name,
-                "leaked": ", ".join(found["clients"]) or found["finding"],
-                "right": found["clients"] == [options.client],
-                "public": found["probe"]["queries"],
-                "queries": found["queries"],
-                "doubt": found["doubt"],
-            }
-            others = [trace_behind(vault, model, server) for model in unmarked]
-            row["unmarked"] = [f"{one['finding']}{' (doubted)' if one['doubt'] else ''}" for one in others]
-            rows.append(row)
-            if not options.json:
-                alike = {one: row["unmarked"].count(one) for one in row["unmarked"]}
-                told = ", ".join(f"{count} {one}" for one, count in alike.items())
-                verdict = row["leaked"] + (f": {row['doubt']}" if row["doubt"] else "")
-                print(f"| {name} | {verdict} | {row['public']} + {row['queries']} | {told} |", flush=True)
+        described, source = json.loads(vault.get("model")), vault.keyring.source
+    leaked, *unmarked = (load(file, described) for file in (options.leaked, *options.unmarked))
+    for name, server in servers(source).items():
+        found = trace_behind(options.run, leaked, server)
+        row = {
+            "server": name,
+            "leaked": ", ".join(found["clients"]) or found["finding"],
+            "right": found["clients"] == [options.client],
+            "public": found["probe"]["queries"],
+            "queries": found["queries"],
+            "doubt": found["doubt"],
+        }
+        others = [trace_behind(options.run, model, server) for model in unmarked]
+        row["unmarked"] = [f"{one['finding']}{' (doubted)' if one['doubt'] else ''}" for one in others]
+        rows.append(row)
+        if not options.json:
+            alike = {one: row["unmarked"].count(one) for one in row["unmarked"]}
+            told = ", ".join(f"{count} {one}" for one, count in alike.items())
+            verdict = row["leaked"] + (f": {row['doubt']}" if row["doubt"] else "")
+            print(f"| {name} | {verdict} | {row['public']} + {row['queries']} | {told} |", flush=True)
     if options.json:
         print(json.dumps(rows, indent=2))
 

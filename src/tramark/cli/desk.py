@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tramark.suspects.http import HttpOptions
     from tramark.suspects.json_api import JsonTemplate
     from tramark.suspects.sandbox import Limits
+    from tramark.suspects.weights import ModelName
     from tramark.vault.store import Vault
 
 ModelOption = Annotated[
@@ -101,14 +102,20 @@ class Desk:
     asking: Asking
     known: dict[str, Any]
 
+    @property
+    def named(self) -> "ModelName | None":
+        """The name of the function that makes the model of a file of weights."""
+        from tramark.cli.zoo import model_factory
+
+        return model_factory(self.asking.model, self.keyring, self.known)
+
     def adapter(self, target: str, *, vouched: bool = False) -> "Adapter":
         """The suspect at a path or URL. Files that the user vouches for need no processes of their own."""
-        from tramark.cli.zoo import model_factory
         from tramark.suspects.conventions import Conventions
         from tramark.suspects.files import open_suspect
 
         remote, how = "://" in target, self.asking
-        named = None if remote else model_factory(how.model, self.keyring, self.known)
+        named = None if remote else self.named
         return open_suspect(
             target,
             conventions=replace(how.conventions or Conventions(), prepare=self.keyring.source.prepare),
