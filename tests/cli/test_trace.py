@@ -56,7 +56,7 @@ def test_cases_are_listed_with_the_error_that_they_spend(federation: Path, trama
     listed = tramark("vault", "cases", run, "--limit", 1e-6)
     assert "client (client-0)  client-0.safetensors" in listed
     assert "(limit 1e-06)" in listed
-    assert "would exceed it. Nothing was asked" in tramark("trace", run, suspect, code=2)
+    assert "would exceed it. Nothing was asked" in tramark("trace", run, suspect, code=9)
     assert "case 1 is closed" in tramark("trace", run, suspect, "--case", 1, code=2)
     assert "no case 99" in tramark("trace", run, suspect, "--case", 99, code=2)
 

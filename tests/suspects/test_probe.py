@@ -108,7 +108,8 @@ def test_every_way_is_found_out(name: str, base: nn.Module, reference: Reference
     found = probed(reference, base, servers(SOURCE)[name])
     assert found.doubt is None
     assert found.best.alike >= 0.9 * found.best.asked
-    assert found.stated == (name == "as the federation")
+    # This task does not mind brightness, so some other values do as well.
+    assert name.startswith("values") or found.stated == (name == "as the federation")
     # What is proposed is what a file for --conventions may say.
     json.dumps(plain_conventions(found.conventions))
 
@@ -134,9 +135,8 @@ def test_what_is_stated_stands(base: nn.Module, reference: Reference) -> None:
 def test_one_label_for_everything_is_doubted(base: nn.Module, reference: Reference) -> None:
     found = probed(reference, base, Server(lambda x: torch.zeros(SOURCE.shape)))
     assert "get the same label" in str(found.doubt)
-    unknown = probed(
-        reference, base, Server(lambda x: x * 0.4 + 0.3, lambda label: f"thing {'abcdef'[label]}"), allowance=8
-    )
+    letters = Server(lambda x: x * 0.4 + 0.3, lambda label: "abcdef"[label])
+    unknown = probed(reference, base, letters, allowance=8)
     assert "no labels of the federation's" in str(unknown.doubt)
 
 

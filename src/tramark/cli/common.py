@@ -34,7 +34,7 @@ EXIT_CODES = {
     CHANGED: "vault audit, vault head: the vault was changed; study, or trace of several suspects: something failed",
     MISTAKE: "not possible: bad input, a missing file, or a suspect that cannot be asked in this way",
     NOBODY: "trace: nobody's mark was found",
-    INCONCLUSIVE: "trace: inconclusive: too few answers, too little left of the marks, or probably fed wrongly",
+    INCONCLUSIVE: "trace, probe: inconclusive: too few answers, too little left of the marks, or probably fed wrongly",
     FORGED: "evidence: forged: something does not hold",
     UNPROVEN: "evidence: in order, but not proven, or the suspect answers differently now",
     UNREADABLE: "evidence: no evidence, or of an unknown version",
