@@ -2,11 +2,13 @@
 
 Pictures begin as simple shapes (`keys.public`) and are changed by gradient steps until the base takes each for the
 label that it stands for. They are smooth, so that resizing changes them little, and no client has an answer to them.
+Every other one is a paler copy that the base would take for another label if it were fed other values.
 """
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -24,6 +26,12 @@ COUNT = 48
 
 GRID, STEPS, RATE, NOISE = 14, 40, 0.2, 20.0
 """Pixels of a picture along each side before it is made larger; gradient steps, their rate, and noise in each."""
+
+PALER, BRIGHTER = (0.3, 0.5, 0.75), (0.0, 0.2, 0.4)
+"""Factors and offsets by which pictures are made paler."""
+
+WANTED = ((1.0, 0.0), (0.5, 0.5), (0.226, 0.449))
+"""How models turn what they want into values from 0 to 1: those that want 0…1, −1…1, and ImageNet's."""
 
 CHANGED = 0.25
 """The share of labels that a base must have changed for its pictures to be made anew."""
@@ -59,10 +67,10 @@ def reference_of(base: nn.Module, source: Source, classes: int, seed: bytes) -> 
     if len(source.shape) == 3:
         wanted = torch.arange(many) % classes
         small = _drawn(base, source, wanted, seed)
-        labels = _labels(base, source, small)
         # Those that came out as they should, first.
-        order = torch.argsort((labels != wanted).long(), stable=True)
-        return Reference(small[order], labels[order])
+        order = torch.argsort((_labels(base, source, small) != wanted).long(), stable=True)
+        small = _with_touchy(base, source, small[order])
+        return Reference(small, _labels(base, source, small))
     pool = public_inputs(source, seed, range(2 * many))
     labels = _labels(base, source, pool)
     order = torch.tensor(_in_turn(labels.tolist()))[:many]
@@ -110,6 +118,47 @@ def _drawn(base: nn.Module, source: Source, wanted: Tensor, seed: bytes) -> Tens
             (drawn.grad,) = torch.autograd.grad(loss, [drawn])
             optimiser.step()
     return (255 * torch.sigmoid(drawn.detach())).round().to(torch.uint8).cpu()
+
+
+def _with_touchy(base: nn.Module, source: Source, small: Tensor) -> Tensor:
+    """Half of the pictures, in turn with paler ones that the base takes for others if it is fed other values."""
+    paler = [(factor * small.double() + 255 * offset).clamp(0, 255) for factor in PALER for offset in BRIGHTER]
+    pool = torch.cat(paler).round().to(torch.uint8)
+    best = _scores(base, source.prepare(_enlarged(pool, source.shape))).topk(2, dim=1)
+    labels, margins = best.indices[:, 0], best.values[:, 0] - best.values[:, 1]
+    changed = torch.zeros(len(pool))
+    for misread in (misreadings := _misreadings(source)):
+        seen = source.prepare(255 * misread(_enlarged(pool, source.shape).float() / 255))
+        changed += _scores(base, seen).argmax(dim=1) != labels
+    # Those that every other range of values changes, before those that some do; the surest first.
+    found = [n for n in torch.argsort(changed // max(1, len(misreadings)) * 1e6 + margins).tolist()[::-1] if changed[n]]
+    turns = _in_turn(labels[found].tolist()) if found else []
+    touchy = pool[[found[turn] for turn in turns][: len(small) // 2]]
+    kept = small[: len(small) - len(touchy)]
+    both = [one for pair in zip(kept, touchy, strict=False) for one in pair]
+    return torch.stack([*both, *kept[len(touchy) :]])
+
+
+def _misreadings(source: Source) -> list[Callable[[Tensor], Tensor]]:
+    """What models that want other values than the federation's see of its pictures, all as values from 0 to 1."""
+    low, high = (
+        source.prepare(torch.full((1, *source.shape), value, dtype=torch.uint8)).mean((2, 3), keepdim=True)
+        for value in (0, 255)
+    )
+    others = [(factor, offset) for factor, offset in WANTED if _differ(factor * (high - low), factor * low + offset)]
+    return [partial(_misread, low=low, high=high, factor=factor, offset=offset) for factor, offset in others]
+
+
+def _misread(pictures: Tensor, *, low: Tensor, high: Tensor, factor: float, offset: float) -> Tensor:
+    return factor * (low + (high - low) * pictures) + offset
+
+
+def _differ(slope: Tensor, start: Tensor) -> bool:
+    return float((slope - 1).abs().max() + start.abs().max()) > 0.02
+
+
+def _scores(base: nn.Module, inputs: Tensor) -> Tensor:
+    return forward(base, inputs).float().cpu()
 
 
 def _labels(base: nn.Module, source: Source, small: Tensor) -> Tensor:
