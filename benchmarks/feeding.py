@@ -58,8 +58,10 @@ def servers(source: Source) -> dict[str, Server]:
     """A server that is fed as the federation does, and twelve that are not."""
     channels, height, width = source.shape
     own, shape = _undone(source), _shaped(*source.shape)
-    grey = (lambda x: x.mean(0, keepdim=True)) if channels == 1 else (lambda x: x)
     order = torch.randperm(10, generator=torch.Generator().manual_seed(1)).tolist()
+
+    def grey(x: Tensor) -> Tensor:
+        return x.mean(0, keepdim=True) if channels == 1 else x
 
     def resized(x: Tensor) -> Tensor:
         return F.interpolate(x[None], size=(height, width), mode="bilinear", antialias=True)[0]

@@ -84,7 +84,7 @@ def test_a_folder_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     def later(_: float) -> None:
         (tmp_path / "second.onnx").write_bytes(b"22")
 
-    monkeypatch.setattr(many.time, "sleep", later)
+    monkeypatch.setattr("tramark.cli.many.time.sleep", later)
     found = [Path(path).name for path in itertools.islice(many.appearing(tmp_path), 2)]
     assert found == ["first.onnx", "second.onnx"]
 

@@ -30,7 +30,10 @@ def test_a_model_of_nobody(federation: Path, tramark: Shell, tmp_path: Path) -> 
     assert (found["finding"], found["clients"]) == ("inconclusive", [])
     assert 0.7 < found["power"] < 0.95
     loose = ("--false-accusation", 0.01, "--json")
-    found = json.loads(tramark("trace", federation, tmp_path / "own.safetensors", *loose, code=3))
+    # It has learned nothing, so it is not like the base in any way: the probe cannot tell that from wrong feeding.
+    doubted = json.loads(tramark("trace", federation, tmp_path / "own.safetensors", *loose, code=4))
+    assert doubted["doubt"] is not None
+    found = json.loads(tramark("trace", federation, tmp_path / "own.safetensors", *loose, "--no-probe", code=3))
     assert (found["finding"], found["clients"]) == ("nobody", [])
     assert "queries" in tramark("trace", federation, tmp_path / "own.safetensors", "--budget", 3, code=4)
 
@@ -70,7 +73,9 @@ def test_label_answers_need_the_papers_rule_or_references(labelled: Path, unmark
     assert "references" in tramark("trace", labelled, suspect, code=2)
     known = [word for path in unmarked for word in ("--reference", path)]
     assert json.loads(tramark("trace", labelled, suspect, "--json", *known))["clients"] == ["client-1"]
-    assert json.loads(tramark("trace", labelled, unmarked[0], "--json", *known[2:], code=3))["clients"] == []
+    # Too weak to be like the base, as the one above.
+    plain = ("--json", "--no-probe", *known[2:])
+    assert json.loads(tramark("trace", labelled, unmarked[0], *plain, code=3))["clients"] == []
     found = json.loads(tramark("trace", labelled, suspect, "--rule", "paper", "--json"))
     assert found["clients"] == ["client-1"]
     assert found["false_accusation_bound"] is None

@@ -17,9 +17,10 @@ from tramark.keys.sources import Tokens, Vectors
 from tramark.suspects.conventions import Conventions
 from tramark.suspects.feeding import geometry_of
 from tramark.suspects.module import FunctionSuspect
-from tramark.suspects.probe import QUERIES, Probed, probe
+from tramark.suspects.probe import QUERIES, probe
 from tramark.suspects.readings import best_reading, plain_conventions
 from tramark.suspects.reference import Reference, reference_of, renewed, still_sure, without_base
+from tramark.suspects.tried import Probed
 
 SOURCE = Patterns((1, 8, 8), mean=(0.3,), std=(0.4,))
 CLASSES = 6
@@ -46,7 +47,7 @@ def learned(seed: int) -> nn.Module:
         inputs, labels = task.batch(64)
         loss = F.cross_entropy(net(SOURCE.prepare(inputs)), labels)
         optimiser.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimiser.step()
     return net.eval()
 

@@ -83,7 +83,7 @@ def asking(
     from tramark.suspects.sandbox import Limits
     from tramark.suspects.schema import conventions_from, template_from
 
-    limits = {"seconds": seconds, "memory": None if memory is None else int(memory * 2**30)}
+    limits: dict[str, Any] = {"seconds": seconds, "memory": None if memory is None else int(memory * 2**30)}
     return Asking(
         model,
         conventions_from(read_json(conventions), str(conventions)) if conventions else None,

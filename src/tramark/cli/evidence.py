@@ -251,6 +251,7 @@ def ask(
     """
     from tramark.cli.desk import asking, desk_at
     from tramark.evidence.annex import decrypted, read_annex
+    from tramark.suspects.weights import ModelName
     from tramark.tracing.again import ask_again, asked_in_annex, asked_in_case
 
     how = asking(model=model, conventions=None, template=None, rate=rate, token_env=token_env, header=header)
@@ -260,11 +261,13 @@ def ask(
         with desk_at(evidence, how, key_file, data_dir) as desk:
             record, inputs = desk.vault.cases.get(case), asked_in_case(desk.vault, case)
             prepare = desk.keyring.source.prepare
-            named = desk.named
+            named = None if "://" in suspect else desk.named
     else:
         opened = read_annex(decrypted(evidence.read_bytes(), _private_key(decrypt) if decrypt else None))
-        record, inputs, prepare, named = opened.case, asked_in_annex(opened), None, model
-    found = ask_again(record, inputs, suspect, prepare=prepare, model=named, http=how.http)
+        record, inputs, prepare = opened.case, asked_in_annex(opened), None
+        named = ModelName(model) if model and "://" not in suspect else None
+    served = model if "://" in suspect else None
+    found = ask_again(record, inputs, suspect, prepare=prepare, model=served or named, http=how.http)
     if not found.same_suspect:
         typer.echo("this is not the suspect of the case: its digest or address is another")
     typer.echo(f"{found.same} of {found.asked} answers are those that the case records")

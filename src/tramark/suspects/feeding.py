@@ -59,7 +59,7 @@ def other_geometries(conventions: Conventions, raw: Tensor, declared: Sequence[A
         yield replace(conventions, **wanted)
         return
     colours: list[Any] = ["rgb", None] if raw.shape[1] == 1 else [None, "grey"]
-    native = [{"layout": "NHWC"}, {"colour": colours[0] or "grey"}, {"flat": True}]
+    native: list[dict[str, Any]] = [{"layout": "NHWC"}, {"colour": colours[0] or "grey"}, {"flat": True}]
     native += [{"colour": colours[0] or "grey", "layout": "NHWC"}]
     for stated in native:
         yield replace(conventions, **stated)
