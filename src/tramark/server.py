@@ -30,6 +30,7 @@ from tramark.marks.marking import Marking
 from tramark.marks.presets import preset_named
 from tramark.marks.rounds import RoundReport
 from tramark.marks.survival import Survived
+from tramark.suspects.reference import renewed
 
 if TYPE_CHECKING:
     from tramark.vault.store import Vault
@@ -382,7 +383,10 @@ class TraMark:
         if self.vault is not None:
             if not (self.fleet.finite and self.drift.finite):
                 raise CheckpointError("the server's state has NaN or infinite values: it is not saved")
-            self.vault.save(self.keyring, self.state_dict(), None if self._report is None else asdict(self._report))
+            report = None if self._report is None else asdict(self._report)
+            known = (self.keyring.source, self.keyring.classes, self.vault.reference()) if self.marked else None
+            reference = renewed(self.base_model(), *known) if known else None
+            self.vault.save(self.keyring, self.state_dict(), report, reference)
             self._saved = True
 
     def _with(self, state: State) -> nn.Module:
