@@ -48,7 +48,7 @@ def trace(
     premise: Premise | None = None,
     suspected: Suspected | None = None,
     case: int | None = None,
-    probe: bool = True,
+    probe: bool | Probed = True,
     on_probe: Callable[[Probed], None] | None = None,
 ) -> Verdict:
     """Ask a suspect and say whose mark it carries.
@@ -76,7 +76,7 @@ def trace(
     case : the number of an interrupted case, which goes on. The suspect and how it is fed and read must be the same.
     probe : with a vault, find out by public inputs how the suspect is fed and read, before the first question. What its
         conventions state stands; where they state nothing, what the probe proposes is used. A suspect that is probably
-        fed wrongly does not end in "nobody".
+        fed wrongly does not end in "nobody". Or what such a probe of this suspect found already.
     on_probe : called with what the probe found.
     """
     if budget is not None and budget < 1:
@@ -127,8 +127,10 @@ def trace(
     named = "paper" if rule == "paper" else "label answers" if keyring.assignment == "label" else RULE
     assert named in (RULE, *HINTS)
     suspect = suspect_of(suspect, keyring.source.prepare)
-    found = probe_suspect(suspect, keys, budget=budget) if probe and case is None else None
-    if found is not None:
+    found = probe if isinstance(probe, Probed) else None
+    if probe is True and case is None:
+        found = probe_suspect(suspect, keys, budget=budget)
+    if found is not None and case is None:
         suspect = fed_as(suspect, found.conventions)
         if on_probe is not None:
             on_probe(found)
