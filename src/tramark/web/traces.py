@@ -68,7 +68,7 @@ class Trace:
         return self.adapter if self.probed is None else fed_as(self.adapter, self.probed.conventions)  # type: ignore[return-value]
 
     def probe(self, vault: Vault) -> None:
-        """Find out by public inputs how the suspect is fed and read, or what stands in the way. No question is asked."""
+        """Find out by public inputs how the suspect is fed and read, or why that cannot be. No question is asked."""
         try:
             self.probed = probe_suspect(self.adapter, vault, budget=self.order.options.get("budget"))
         except TramarkError as error:
