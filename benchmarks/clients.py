@@ -92,7 +92,7 @@ def main() -> None:
     options.add_argument("--local-epochs", type=int, default=2)
     options.add_argument("--lr", type=float, default=0.01)
     options.add_argument("--test-samples", type=int, default=2000)
-    options.add_argument("--directions", type=int, nargs="*", default=[16, 64])
+    options.add_argument("--directions", type=int, nargs="*", default=[16])
     chosen = options.parse_args()
     settings = Settings(
         data=chosen.data, model=chosen.model, samples_per_client=chosen.samples, local_epochs=chosen.local_epochs,
