@@ -185,7 +185,7 @@ class TraMark:
         fleet, before = self.fleet, (self.keyring, self.marking, copy.copy(self.drift))
         held = fleet.region, fleet.marks
         self.marking = copy.copy(self.marking)
-        self.round += 1
+        ended = self.round + 1
         try:
             remark, survived = self._advance(aggregation, base)
             strained, discarded = self.marking.strained, ""
@@ -197,6 +197,7 @@ class TraMark:
             remark, survived, strained, discarded = None, None, 0.0, str(error)
         else:
             aggregation.settle()
+        self.round = ended
         self.drift.forget()
         if remark:
             warnings.warn(f"round {self.round}: {remark}", stacklevel=3)
@@ -233,6 +234,7 @@ class TraMark:
             self._beginning.observe(size)
         self.marking.came = len(aggregation.taken)
         survived = self.marking.steer()
+        self.round += 1
         if self.marked or self._beginning.due(self.round + self.injection.early):
             self.mark()
         if not (self.fleet.finite and self.drift.finite):

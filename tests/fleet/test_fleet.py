@@ -140,7 +140,7 @@ def test_marks_in_a_subspace_never_mix() -> None:
     basis = torch.linalg.qr(torch.randn(8, 2)).Q
     region = Subspace((Directions(fleet.layout.slots["weight"], basis),))
     base = fleet.base.clone()
-    fleet.settle(region, 10 * torch.randn(3, region.size))
+    fleet.settle(region, 100 * torch.randn(3, region.size))
     aggregation = fleet.begin()
     for client in CLIENTS:
         aggregation.add(client, fleet.state(client))

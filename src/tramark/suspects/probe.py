@@ -149,7 +149,7 @@ class _Probe:
         if key in self.problems or not len(new):
             return key not in self.problems and bool(said)
         heard = Heard.of(way) if self._listening else way
-        before = self.suspect.asked if isinstance(self.suspect, HttpSuspect) else None
+        again, before = False, self.suspect.asked if isinstance(self.suspect, HttpSuspect) else None
         try:
             with _fed(self.suspect, heard, patient=patient):
                 labels = self.suspect.ask(new).labels.tolist()
@@ -158,15 +158,18 @@ class _Probe:
             raise
         except SuspectUnavailable as error:
             # A server may fail on inputs that it cannot take; any other failure is not about inputs.
-            if error.status != 500:
+            if error.status == 500:
+                self.problems[key] = error
+            elif patient:
                 raise
-            self.problems[key] = error
+            else:
+                again = True
         except SuspectError as error:
             self.problems[key] = error
         sent = len(new) if before is None else self.suspect.asked - before  # type: ignore[attr-defined]
         self.queries += sent
         self.left -= sent
-        return key not in self.problems
+        return self._ask(way, count, patient=True) if again else key not in self.problems
 
     def _wants_whole_numbers(self, way: Conventions) -> bool:
         """Whether a way failed before anything was sent, because the suspect declares whole numbers."""
