@@ -92,7 +92,8 @@ class Marking:
     def more(self, model: nn.Module, fleet: Fleet, keyring: Keyring, drift: Drift, clients: Sequence[str]) -> Tensor:
         """Marks, in the fleet's region, for clients that have none yet."""
         assert fleet.region is not None
-        with _solvable():
+        # Whoever needs a mark may be computing without gradients.
+        with _solvable(), torch.inference_mode(mode=False), torch.enable_grad():
             region, marks, made = self.injection.make(model, fleet, keyring, drift, self.plan, clients)
         before = self.made.unmarked if self.made else ()
         self.made = replace(made, unmarked=before + made.unmarked)

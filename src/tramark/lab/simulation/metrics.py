@@ -144,6 +144,7 @@ def answers_of_all(model: nn.Module, fleet: Fleet, inputs: Tensor) -> Tensor:
 
 
 def _answers(model: nn.Module, fleet: Fleet, inputs: Tensor) -> Iterator[Tensor]:
+    fleet.hold(fleet.clients)  # Marks that are made on demand need the model.
     with loaded(model, fleet):
         if fleet.region is None:
             logits = model(inputs)
