@@ -10,6 +10,7 @@ from traces import vault_of
 
 from tramark import Keyring, TraMark
 from tramark.errors import UnknownClientError
+from tramark.lab.simulation.metrics import traceability
 from tramark.marks.closed_form import ClosedForm
 from tramark.marks.rounds import RoundReport
 from tramark.vault.store import Vault
@@ -78,6 +79,15 @@ def test_a_client_that_joins_gets_its_mark_when_it_is_sent_one() -> None:
         server.dispatch(["client-0"])
 
 
+@pytest.mark.parametrize("without", [torch.no_grad, torch.inference_mode])
+def test_marks_are_made_where_gradients_are_off(without: type[torch.no_grad]) -> None:
+    server = new_server()
+    play(server, CLIENTS[:4])
+    with without():
+        assert traceability(server, server.keyring).vr == 1.0
+    assert server.fleet.complete_marks
+
+
 def test_what_is_in_flight_outlives_a_crash(tmp_path: Path) -> None:
     with vault_of(keyring(), tmp_path) as vault:
         server = new_server(vault)
@@ -93,3 +103,20 @@ def test_what_is_in_flight_outlives_a_crash(tmp_path: Path) -> None:
         assert torch.allclose(again.fleet.base, base, atol=1e-6)
         issued = [entry["client"] for entry in vault.log() if entry["event"] == "issued" and entry["round"] == 1]
         assert set(issued) == set(CLIENTS[20:23])
+
+
+def test_answers_are_committed_to_before_the_first_marked_model_is_sent(tmp_path: Path) -> None:
+    with vault_of(keyring(), tmp_path) as vault:
+        server = new_server(vault)
+        play(server, CLIENTS[:4])
+        server.dispatch(CLIENTS[20:23])
+        server.join("late")
+        server.dispatch(["late"])
+        log, links = list(vault.log()), vault.commitments
+    assert links[-2].chosen == server.keyring.chosen != links[0].chosen
+    [chosen] = [entry["n"] for entry in log if entry.get("commitment") == links[-2].digest]
+    [joined] = [entry["n"] for entry in log if entry.get("commitment") == links[-1].digest]
+    marked = {entry["client"]: entry["n"] for entry in log if entry["event"] == "issued" and entry["marked"]}
+    assert marked.keys() == {*CLIENTS[20:23], "late"}
+    assert chosen < min(marked.values())
+    assert joined < marked["late"]

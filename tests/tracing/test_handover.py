@@ -380,6 +380,8 @@ def test_with_a_beacon_the_framed_are_innocent(tmp_path: Path) -> None:
         assert trace(base, keyring).clients == ()
         link = vault.commitments[1]
         assert link.beacon == BEACON
+        # What it commits to is shifted by a value that depends on it, whatever he made the symbols for.
+        assert (link.answers, link.clients) == ("chosen", (0, 10))
         verdict = trace(leaked_by(keyring, "hospital-7"), keyring)
         late = "2099-01-01T00:00:00+00:00"
         case = closed(vault, verdict, opened=late)

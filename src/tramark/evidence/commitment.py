@@ -209,7 +209,8 @@ def verify_answers(proof: Mapping[str, Any], commitments: Sequence[Commitment]) 
         first, count = natural(proof["first"]), natural(proof["count"])
         places: Sequence[int] = range(first, first + count)
         if commitment.answers and client != FEDERATION:
-            if commitment.chosen != commitments[-1].chosen:
+            # Also if the same questions were chosen again: of two commitments to a client's answers, one must count.
+            if any(later.clients[1] and not later.clients[0] for later in commitments[commitment.number :]):
                 raise BadProof(f"commitment {commitment.number} has answers to questions that were replaced since")
             places = commitment.chosen
             if (first, count) != (0, len(places)):

@@ -14,6 +14,8 @@ from typing import Any
 
 from tramark.errors import BadProof, Unreadable
 from tramark.evidence.case import Case
+from tramark.evidence.commitment import Commitment
+from tramark.evidence.settled import Settled
 
 Entry = Mapping[str, Any]
 
@@ -35,12 +37,12 @@ def read_log(text: bytes) -> tuple[list[Entry], list[str]]:
 
 
 def logged(
-    text: bytes, statement: Mapping[str, Any], case: Case, chosen: Sequence[int], head: tuple[int, str] | None
+    text: bytes, statement: Mapping[str, Any], case: Case, links: Sequence[Commitment], head: tuple[int, str] | None
 ) -> Iterator[str]:
     """What the log proves of a statement, in sentences; `BadProof` if it says something else.
 
-    `case` is the record in the annex, `chosen` are the clients' questions in the order of the commitment, and `head` is
-    one of the log that the reader knows from elsewhere.
+    `case` is the record in the annex, `links` are the annex's commitments, and `head` is one of the log that the reader
+    knows from elsewhere.
     """
     (entries, hashes), predicate = read_log(text), statement["predicate"]
     _check_head(hashes, predicate["log"], "the statement")
@@ -61,8 +63,15 @@ def logged(
     ):
         raise BadProof("the log has another record of this case than the statement")
     yield f"By the log, this was case {number} of the vault, and its cases had spent an error of {error['vault']} then."
-    _check_burned(case, chosen, entries[: closed[-1]["n"]], until[-1]["n"])
+    _check_burned(case, links[-1].chosen, entries[: closed[-1]["n"]], until[-1]["n"])
     yield "By the log, the order of the questions, and which of them count, follow from what earlier cases burned."
+    order = Settled(links)
+    for entry in entries:
+        order.read(entry)
+    if order.late:
+        raise BadProof(f"by the log, answers were committed to too late: {order.late}")
+    if links[-1].answers:
+        yield "By the log, no model with a mark was issued before the answers in it were committed to."
 
 
 def _check_head(hashes: Sequence[str], head: Sequence[Any], whose: str) -> None:

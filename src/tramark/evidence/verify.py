@@ -101,7 +101,7 @@ def _proven(plain: Mapping[str, Any], envelope: Envelope, annex: Annex, known: K
     more = math.log(tests(everybody, case.common) / case.false_accusation)
     if weighed and min(weight.log_e for weight in weighed.values()) < more:
         lacks.append(left_out(everybody, case.clients))
-    by_log = logged(known.log, plain, case, links[-1].chosen, known.head) if known.log is not None else ()
+    by_log = logged(known.log, plain, case, links, known.head) if known.log is not None else ()
     log_proves = tuple(by_log)
     lacks += () if log_proves else _questions_lack(annex)
     lacks += _dates_lack(annex, times, joined)

@@ -5,14 +5,15 @@ fault: the head tells them from tampering.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import groupby
 from pathlib import Path
 
 from tramark.errors import BadProof, Damaged, VaultError
-from tramark.evidence.commitment import verify_chain
-from tramark.vault.commit import public_text, read_chain
+from tramark.evidence.commitment import Commitment, verify_chain
+from tramark.evidence.settled import Settled
+from tramark.vault.commit import Chain, public_text, read_chain
 from tramark.vault.head import CASES_LOCK, COMMIT_LOCK, GENESIS, HEAD, HEADER, LOCK, LOG, PUBLIC, SEALED, Head
 from tramark.vault.lock import read_header
 from tramark.vault.log import entry_of, line_hash, read_lines
@@ -53,9 +54,14 @@ def _problems(storage: Storage, head: Head) -> Iterator[str]:
                 pass
         except Damaged as error:
             yield str(error)
+    try:
+        chain = read_chain(b"".join(storage.unseal(head, COMMITMENTS)))
+    except Damaged:
+        chain = []  # Reported already, as a damaged file.
     if (storage.path / LOG).is_file():
-        yield from _log_problems(storage.path, head)
-    yield from _commitment_problems(storage, head)
+        yield from _log_problems(storage.path, head, [commitment for commitment, _ in chain])
+    if chain:
+        yield from _commitment_problems(storage, head, chain)
     yield from _strangers(storage.path)
 
 
@@ -70,8 +76,8 @@ def _header_problems(storage: Storage) -> Iterator[str]:
         yield str(error)
 
 
-def _log_problems(path: Path, head: Head) -> Iterator[str]:
-    pending, found = head.pending, _Lines(head.entries)
+def _log_problems(path: Path, head: Head, links: Sequence[Commitment]) -> Iterator[str]:
+    pending, found = head.pending, _Lines(head.entries, Settled(links) if links else None)
     for line in read_lines(path, head, everything=pending is None):
         if not found.read(line):
             break
@@ -84,12 +90,15 @@ def _log_problems(path: Path, head: Head) -> Iterator[str]:
         yield f"{LOG}: something was added after the last of {head.entries} entries"
     elif found.previous not in (None, head.hash):
         yield f"{LOG}: the last entry was changed, or the whole chain was rewritten"
+    elif found.order is not None and found.order.late:
+        yield f"{LOG}: {found.order.late}"
 
 
 class _Lines:
     """The lines of a log of so many acknowledged entries, read one after the other, and what is wrong with them."""
 
-    def __init__(self, entries: int) -> None:
+    def __init__(self, entries: int, order: Settled | None) -> None:
+        self.order = order
         self.entries, self.expected, self.there, self.more = entries, 0, 0, False
         self.previous: str | None = GENESIS
         self._found: list[str] = []
@@ -116,6 +125,8 @@ class _Lines:
         if number == expected and self.previous is not None and entry["previous"] != self.previous:
             self._found.append(f"entry {number - 1} was changed: it is not what entry {number} follows")
         self.expected, self.previous = number + 1, line_hash(line)
+        if self.order is not None:
+            self.order.read(entry)
         return True
 
     def problems(self) -> list[str]:
@@ -139,13 +150,11 @@ def _log_from(path: Path, offset: int) -> bytes:
         return log.read()
 
 
-def _commitment_problems(storage: Storage, head: Head) -> Iterator[str]:
+def _commitment_problems(storage: Storage, head: Head, chain: Chain) -> Iterator[str]:
     try:
-        chain = read_chain(b"".join(storage.unseal(head, COMMITMENTS)))
         public = (storage.path / PUBLIC).read_bytes()
-    except (Damaged, OSError):
-        # Reported already, as a damaged or a missing file.
-        return
+    except OSError:
+        return  # Reported already, as a missing file.
     unpublished = head.pending is not None and head.pending.publish
     texts = [public_text(chain[:count]) for count in range(1, len(chain) + 1)]
     if public not in (texts if unpublished else texts[-1:]):

@@ -171,6 +171,7 @@ class Vault:
             if committed or noted:
                 blobs[KEYRING] = canonical(new)
             if committed:
+                self._check_choice(committed)
                 digest, blobs[COMMITMENTS] = signing.commit_again(
                     self.storage, keyring, retouched=retouched, beacon=beacon
                 )
@@ -179,6 +180,16 @@ class Vault:
                 self.storage.commit([*committed, *noted], blobs, publish=bool(committed), drop=drop)
             if [list(one) for one in keyring.beacons] == beacons:
                 self._keyring = self.storage.head().sealed[KEYRING], keyring
+
+    def _check_choice(self, committed: Iterable[Entry]) -> None:
+        """Raise `VaultError` if other questions are chosen when models have marks for those that were chosen before."""
+        if not any(event["event"] == "questions-chosen" for event in committed) or not self.commitments[-1].answers:
+            return
+        if any(entry["event"] == "issued" and entry.get("marked") for entry in self.log()):
+            raise VaultError(
+                "models were issued with marks for other questions, and could no longer be traced: `resume` the server "
+                "that issued them, or make a new vault"
+            )
 
     def _keeps(self, keyring: "Keyring") -> bool:
         """Whether this is the keyring as last saved. To compare a million names as plain values takes seconds."""
