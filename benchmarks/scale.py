@@ -8,7 +8,8 @@ time that clients take is left out.
     python benchmarks/scale.py --clients 10 30 100 300 1000 --plot scale.png --json
 
 With `--registered`, so many clients are in a vault, of which `--sampled` are sent a model in each round. Timed are also
-making the vault and tracing the model of one of them; the vault's size is counted.
+making the vault and tracing the model of one of them; the vault's size is counted. `cpu_seconds` is a round's processor
+time, which other work on the machine changes less.
 
     python benchmarks/scale.py --registered 100 1000 10000 100000 1000000 --sampled 100 --plot huge.png
 """
@@ -50,15 +51,16 @@ class Clients:
     """They return their models one by one, and the time that this takes is counted."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        self.seconds = self.busy = 0.0
 
     def updates(self, server: TraMark, clients: list[str] | None = None) -> Iterator[tuple[str, dict[str, Tensor]]]:
         outgoing = server.dispatch(clients)
         for number, client in enumerate(outgoing):
             state = outgoing[client]
-            began = time.perf_counter()
+            began, worked = time.perf_counter(), time.process_time()
             train(state, 1_000_003 * server.round + number)
             self.seconds += time.perf_counter() - began
+            self.busy += time.process_time() - worked
             yield client, state
 
 
@@ -92,7 +94,7 @@ def one(model_name: str, clients: int, classes: int, rounds: int) -> dict[str, A
 def few_of_many(model_name: str, registered: int, sampled: int, classes: int, rounds: int) -> dict[str, Any]:
     """Some marked rounds with a vault of so many clients, of which few are sampled, and a trace, in this process."""
     names = [f"client-{i:07d}" for i in range(registered)]
-    shape, seconds, draw = SHAPES[model_name], [], random.Random(0)
+    shape, seconds, busy, draw = SHAPES[model_name], [], [], random.Random(0)
     # As many questions for all sizes: a round's time depends on them.
     keyring = Keyring.generate(
         clients=names, classes=classes, input_shape=shape, normalise=(0.5, 0.5), questions=48, common=0
@@ -106,9 +108,11 @@ def few_of_many(model_name: str, registered: int, sampled: int, classes: int, ro
                 build(model_name, input_shape=shape, classes=classes, seed=0), vault=vault, warmup_rounds=1
             )
             for _ in range(1 + rounds):
-                playing, began = Clients(), time.perf_counter()
+                playing, began, worked = Clients(), time.perf_counter(), time.process_time()
                 server.collect(playing.updates(server, draw.sample(names, sampled)))
                 seconds.append(time.perf_counter() - began - playing.seconds)
+                busy.append(time.process_time() - worked - playing.busy)
+                print(f"round {len(busy)}: {busy[-1]:.2f} s of processor time", file=sys.stderr)
             leaked = server.client_model(names[-1])
             began = time.perf_counter()
             verdict = trace(leaked, vault)
@@ -121,6 +125,7 @@ def few_of_many(model_name: str, registered: int, sampled: int, classes: int, ro
         "join_seconds": round(joined, 1),
         "first_marks_seconds": round(seconds[0], 3),
         "seconds": round(statistics.median(seconds[1:]), 3),
+        "cpu_seconds": round(statistics.median(busy[1:]), 3),
         "trace_seconds": round(traced, 2),
         "traced": verdict.clients == (names[-1],),
         "peak_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),

@@ -154,11 +154,12 @@ class TraMark:
         outgoing = Outgoing(self.fleet, self.fleet.clients if clients is None else clients)
         self._sent.update(outgoing)
         if self.vault is not None:
-            if not self._saved or len(self.fleet.held) != self._kept:
-                # Marks that are made on demand are kept until they return, too.
-                issued = self._issued.copy() if self._saved else set[str]()
+            if not self._saved:
                 self._save()
-                self._issued = issued
+            elif len(self.fleet.held) != self._kept:
+                # Marks that are made on demand are kept until they return, too.
+                self.vault.save(self.keyring, self._sound())
+                self._kept = len(self.fleet.held)
             if new := [client for client in outgoing if client not in self._issued]:
                 without = self.marking.made.unmarked if self.marking.made else ()
                 models = Outgoing(self.fleet, new)
@@ -412,15 +413,19 @@ class TraMark:
         # Nothing is sent before the vault has it: `dispatch` tries again if this fails.
         self._saved = False
         self._issued.clear()
-        self._kept = len(self.fleet.held)
         if self.vault is not None:
-            if not (self.fleet.finite and self.drift.finite):
-                raise CheckpointError("the server's state has NaN or infinite values: it is not saved")
+            state = self._sound()
             report = None if self._report is None else asdict(self._report)
             known = (self.keyring.source, self.keyring.classes, self.vault.reference()) if self.marked else None
             reference = renewed(self.base_model(), *known) if known else None
-            self.vault.save(self.keyring, self.state_dict(), report, reference)
-            self._saved = True
+            self.vault.save(self.keyring, state, report, reference)
+            self._saved, self._kept = True, len(self.fleet.held)
+
+    def _sound(self) -> dict[str, Any]:
+        """The server's state; `CheckpointError` if it must not be saved."""
+        if not (self.fleet.finite and self.drift.finite):
+            raise CheckpointError("the server's state has NaN or infinite values: it is not saved")
+        return self.state_dict()
 
     def _with(self, state: State) -> nn.Module:
         model = copy.deepcopy(self.model)

@@ -4,6 +4,7 @@ import copy
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -26,7 +27,7 @@ from tramark.evidence.commitment import (
 from tramark.evidence.merkle import MerkleTree, climb, leaf_hash, node_hash
 from tramark.keys.keyring import Keyring
 from tramark.keys.pictures import Patterns
-from tramark.vault.branches import answers_of, branches, tensor_digest, variants_of
+from tramark.vault.branches import answers_of, tensor_digest, top_leaves, variants_of
 from tramark.vault.commit import commit, prove_answers, prove_questions, state_digest
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
@@ -230,10 +231,18 @@ def test_other_questions_are_committed_to_for_everybody_and_only_the_last_choice
             verify_chain([first, replace(unsigned, signature=sign(KEY, "commitment", unsigned.body))])
 
 
+@pytest.mark.parametrize("questions", [range(7), [6, 2, 1], [5]])
+def test_many_clients_leaves_are_those_of_each(questions: Sequence[int]) -> None:
+    keyring = ring().join("dave", "erin")
+    each = [answers_of(keyring, client, questions).top_leaf for client in keyring.clients]
+    assert list(top_leaves(keyring, range(5), questions)) == each
+    assert list(top_leaves(keyring, range(2, 4), questions)) == each[2:4]
+
+
 def test_a_vault_that_committed_to_all_of_the_pool_goes_on_so() -> None:
     keyring = ring()
     new, _ = commit(keyring, KEY, vault="v", time="t")
-    pool = [branch.top_leaf for branch in branches(keyring, range(3), range(7))]
+    pool = list(top_leaves(keyring, range(3), range(7)))
     pool += [variants_of(keyring, question).top_leaf for question in range(7)]
     unsigned = replace(new, answers="", root=MerkleTree(pool).root.hex())
     first = replace(unsigned, signature=sign(KEY, "commitment", unsigned.body))

@@ -1,23 +1,44 @@
 """The leaves of the trees in a commitment: what is hashed for an answer, a variant, a client and a question."""
 
 from collections.abc import Sequence
-from hashlib import sha256
+from typing import Any
 
-from tramark.evidence.merkle import leaf_hash
+import numpy as np
+from numpy.typing import NDArray
+
+from tramark.evidence.merkle import hashes, leaf_hash, roots
 
 
 def answer_leaf(salt: bytes, name: bytes, question: int, answer: int) -> bytes:
     """The leaf of a client's answer to a question; `name` is the hash of the client's name."""
-    return answer_leaves([salt], name, [question], [answer])[0]
+    return _salted_leaf(salt, b"answer", name + _u32(question) + _u32(answer))
 
 
-def answer_leaves(salts: Sequence[bytes], name: bytes, questions: Sequence[int], answers: Sequence[int]) -> list[bytes]:
-    """The leaves of a client's answers to some questions. With a million clients, every call counts."""
-    domain = b"answer\0\0" + name
-    return [
-        sha256(b"\0" + salt + domain + (question << 32 | answer).to_bytes(8, "big")).digest()
-        for salt, question, answer in zip(salts, questions, answers, strict=True)
-    ]
+def client_leaves(
+    names: NDArray[np.uint8], salts: NDArray[np.uint8], first: int, questions: Sequence[int], answers: NDArray[np.int64]
+) -> NDArray[np.uint8]:
+    """The leaves, in the top tree, of many clients' answers to the same questions: what `client_leaf` makes of each.
+
+    `names` are hashes of their names (clients × 32 bytes), `salts` those of their answers (clients × questions × 32).
+    """
+    size = answers.shape
+    asked = np.broadcast_to(np.array(questions, ">u4"), size)
+    content = (salts, _spread(b"answer\0\0", size), np.broadcast_to(names[:, None], (*size, 32)))
+    trees = hashes(_rows(b"\0", *content, _octets(asked), _octets(answers.astype(">u4"))))
+    sizes = _spread(_u32(first) + _u32(len(questions)), size[:1])
+    return hashes(_rows(b"\0client\0\0", names, sizes, roots(trees)))
+
+
+def _rows(before: bytes, *parts: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    return np.concatenate([_spread(before, parts[0].shape[:-1]), *parts], axis=-1)
+
+
+def _spread(content: bytes, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    return np.broadcast_to(np.frombuffer(content, np.uint8), (*shape, len(content)))
+
+
+def _octets(numbers: NDArray[Any]) -> NDArray[np.uint8]:
+    return np.ascontiguousarray(numbers).view(np.uint8).reshape(*numbers.shape, 4)
 
 
 def variant_leaf(salt: bytes, question: int, variant: int, digest: str) -> bytes:

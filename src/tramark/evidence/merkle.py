@@ -2,6 +2,10 @@
 
 import hashlib
 from collections.abc import Sequence
+from struct import iter_unpack
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tramark.errors import BadProof
 
@@ -38,6 +42,23 @@ class MerkleTree:
                 path.append(level[index ^ 1])
             index >>= 1
         return path
+
+
+def roots(leaves: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The roots of many trees of one size: trees × leaves × 32 bytes to trees × 32."""
+    level = leaves
+    while (size := level.shape[1]) > 1:
+        pairs = level[:, : size & ~1].reshape(len(level), -1, 64)
+        above = hashes(np.concatenate([np.ones_like(pairs[:, :, :1]), pairs], axis=2))
+        level = np.concatenate([above, level[:, size & ~1 :]], axis=1)
+    return level[:, 0]
+
+
+def hashes(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The SHA-256 hash of each row: … × bytes to … × 32."""
+    sha256 = hashlib.sha256
+    found = b"".join([sha256(row).digest() for (row,) in iter_unpack(f"{rows.shape[-1]}s", rows.tobytes())])
+    return np.frombuffer(found, np.uint8).reshape(*rows.shape[:-1], 32)
 
 
 def leaf_hash(data: bytes) -> bytes:

@@ -3,14 +3,16 @@
 Salts come from the keyring's secret, so these trees can be made again at any time.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from tramark.errors import SettingError
 from tramark.evidence.commitment import array_digest, sha256
 from tramark.evidence.federation import FEDERATION
-from tramark.evidence.leaves import answer_leaves, client_leaf, question_leaf, variant_leaf
+from tramark.evidence.leaves import answer_leaf, client_leaf, client_leaves, question_leaf, variant_leaf
 from tramark.evidence.merkle import MerkleTree
 
 if TYPE_CHECKING:
@@ -60,31 +62,49 @@ def answers_of(keyring: "Keyring", client: str, questions: Sequence[int] | None 
     if client == FEDERATION:
         return _branch(keyring, client, questions, replace(keyring, beacons=()).common_answers(questions))
     row = keyring.row(client)
-    return next(branches(keyring, range(row, row + 1), questions))
+    if keyring.assignment == "label":
+        return _branch(keyring, client, range(row, row + 1), [row])
+    [own] = replace(keyring, beacons=()).codebook(questions, clients=slice(row, row + 1)).tolist()
+    return _branch(keyring, client, questions, own)
 
 
-def branches(keyring: "Keyring", clients: range, questions: Sequence[int]) -> Iterator[Branch]:
-    """The answers of some clients, given by their numbers, to `questions`; label: to their own."""
+def top_leaves(keyring: "Keyring", clients: range, questions: Sequence[int]) -> Iterator[bytes]:
+    """The leaves, in the top tree, of some clients, given by their numbers: of their answers to `questions`."""
+    if keyring.assignment == "label":
+        yield from (answers_of(keyring, keyring.clients[row]).top_leaf for row in clients)
+        return
     # What a beacon adds later is no part of what is committed to.
     plain = replace(keyring, beacons=())
     for start in clients[::TOGETHER]:
         some = slice(start, min(start + TOGETHER, clients.stop))
-        names = keyring.clients[some]
-        if keyring.assignment == "label":
-            yield from (_branch(keyring, name, range(row, row + 1), [row]) for row, name in enumerate(names, start))
-        else:
-            book = plain.codebook(questions, clients=some).tolist()
-            yield from (_branch(keyring, name, questions, own) for name, own in zip(names, book, strict=True))
+        names, book = keyring.clients[some], plain.codebook(questions, clients=some).numpy()
+        context, first = _context(questions)
+        salts = b"".join([_stream(keyring, *context(name), count=len(questions)) for name in names])
+        hashed = b"".join([sha256(name.encode()) for name in names])
+        leaves = client_leaves(
+            np.frombuffer(hashed, np.uint8).reshape(-1, SALT),
+            np.frombuffer(salts, np.uint8).reshape(*book.shape, SALT),
+            first,
+            questions,
+            book,
+        )
+        yield from (leaf.tobytes() for leaf in leaves)
+
+
+def _context(questions: Sequence[int]) -> tuple[Callable[[str], list[str]], int]:
+    """What salts of a client's answers to some questions are drawn for, by its name, and the `first` of its leaf."""
+    if isinstance(questions, range):
+        return lambda client: ["answers", client], questions.start
+    # Other questions need other salts: those of the last ones may have been shown.
+    chosen = " ".join(map(str, questions))
+    return lambda client: ["chosen", client, chosen], 0
 
 
 def _branch(keyring: "Keyring", client: str, questions: Sequence[int], values: Sequence[int]) -> Branch:
-    if isinstance(questions, range):
-        context, first = ["answers", client], questions.start
-    else:
-        # Other questions need other salts: those of the last ones may have been shown.
-        context, first = ["chosen", client, " ".join(map(str, questions))], 0
-    salts, name = _salts(keyring, *context, count=len(questions)), sha256(client.encode())
-    tree = MerkleTree(answer_leaves(salts, name, questions, values))
+    context, first = _context(questions)
+    salts, name = _salts(keyring, *context(client), count=len(questions)), sha256(client.encode())
+    items = zip(salts, questions, values, strict=True)
+    tree = MerkleTree([answer_leaf(salt, name, question, answer) for salt, question, answer in items])
     return Branch(first, questions, values, salts, tree, client_leaf(name, first, len(values), tree.root))
 
 
@@ -103,11 +123,15 @@ def variants_of(keyring: "Keyring", question: int) -> Branch:
 
 
 def _salts(keyring: "Keyring", *context: str | int, count: int) -> list[bytes]:
+    stream = _stream(keyring, *context, count=count)
+    return [stream[i : i + SALT] for i in range(0, len(stream), SALT)]
+
+
+def _stream(keyring: "Keyring", *context: str | int, count: int) -> bytes:
     # Imported here because it loads torch, which opening and auditing a vault do not need.
     from tramark.keys import streams
 
-    stream = streams.stream(keyring.secret, "commitment", *context, length=SALT * count)
-    return [stream[i : i + SALT] for i in range(0, len(stream), SALT)]
+    return streams.stream(keyring.secret, "commitment", *context, length=SALT * count)
 
 
 def tensor_digest(tensor: "Tensor") -> str:

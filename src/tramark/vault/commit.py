@@ -22,7 +22,7 @@ from tramark.evidence.commitment import (
 )
 from tramark.evidence.federation import FEDERATION
 from tramark.evidence.merkle import MerkleTree
-from tramark.vault.branches import answers_of, branches, hexes, tensor_digest, variants_of
+from tramark.vault.branches import answers_of, hexes, tensor_digest, top_leaves, variants_of
 from tramark.vault.files import pretty
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def commit(
     questions: Sequence[int] = clients
     if code:
         questions = range(keyring.pool) if after is None else keyring.in_use if retouched else ()
-    leaves = [branch.top_leaf for branch in branches(keyring, clients, _committed(keyring, scope))]
+    leaves = list(top_leaves(keyring, clients, _committed(keyring, scope)))
     leaves += [variants_of(keyring, question).top_leaf for question in questions]
     if after is None and keyring.common:
         leaves.append(answers_of(keyring, FEDERATION, range(keyring.pool)).top_leaf)
