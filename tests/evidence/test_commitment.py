@@ -18,17 +18,18 @@ from tramark.errors import BadProof
 from tramark.evidence.commitment import (
     Commitment,
     array_digest,
+    canonical,
     sign,
     verify_answers,
     verify_chain,
     verify_questions,
     verify_signature,
 )
-from tramark.evidence.merkle import MerkleTree, climb, leaf_hash, node_hash
+from tramark.evidence.merkle import MerkleTree, climb, leaf_hash, node_hash, root_of
 from tramark.keys.keyring import Keyring
 from tramark.keys.pictures import Patterns
 from tramark.vault.branches import answers_of, tensor_digest, top_leaves, variants_of
-from tramark.vault.commit import commit, prove_answers, prove_questions, state_digest
+from tramark.vault.commit import chain_text, commit, prove_answers, prove_questions, read_chain, state_digest
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 
@@ -235,14 +236,27 @@ def test_other_questions_are_committed_to_for_everybody_and_only_the_last_choice
 def test_many_clients_leaves_are_those_of_each(questions: Sequence[int]) -> None:
     keyring = ring().join("dave", "erin")
     each = [answers_of(keyring, client, questions).top_leaf for client in keyring.clients]
-    assert list(top_leaves(keyring, range(5), questions)) == each
-    assert list(top_leaves(keyring, range(2, 4), questions)) == each[2:4]
+    assert b"".join(top_leaves(keyring, range(5), questions)) == b"".join(each)
+    assert b"".join(top_leaves(keyring, range(2, 4), questions)) == b"".join(each[2:4])
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 13])
+def test_many_leaves_have_the_root_of_their_tree(count: int) -> None:
+    leaves = [leaf_hash(bytes([number])) for number in range(count)]
+    assert root_of(b"".join(leaves)) == MerkleTree(leaves).root
+
+
+def test_the_chain_of_commitments_is_canonical_json() -> None:
+    chain = [commit(ring(), KEY, vault="v", time="t")]
+    text = chain_text(chain)
+    assert canonical(json.loads(text)) == text
+    assert read_chain(text) == chain
 
 
 def test_a_vault_that_committed_to_all_of_the_pool_goes_on_so() -> None:
     keyring = ring()
     new, _ = commit(keyring, KEY, vault="v", time="t")
-    pool = list(top_leaves(keyring, range(3), range(7)))
+    pool = [answers_of(keyring, client, range(7)).top_leaf for client in keyring.clients]
     pool += [variants_of(keyring, question).top_leaf for question in range(7)]
     unsigned = replace(new, answers="", root=MerkleTree(pool).root.hex())
     first = replace(unsigned, signature=sign(KEY, "commitment", unsigned.body))

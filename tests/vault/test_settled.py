@@ -96,3 +96,13 @@ def test_questions_that_are_chosen_again_have_one_set_of_answers(tmp_path: Path)
         with pytest.raises(BadProof, match="replaced since"):
             verify_answers(first, links)
         assert verify_answers(vault.prove_answers("hospital-1", [3]), links)
+
+
+@pytest.mark.parametrize("wrong", [{}, {"clients": 1}, {"clients": [{}], "client": []}])
+def test_whatever_stands_in_a_log_is_read(tmp_path: Path, wrong: dict[str, object]) -> None:
+    with vault_of(ring(questions=24, pool=30), tmp_path) as vault:
+        created, links = next(vault.log()), vault.commitments
+    order = Settled(links)
+    order.read({"event": "created", "n": 0, "commitment": created["commitment"], **wrong})
+    order.read({"event": "issued", "n": 1, "marked": True, **wrong})
+    assert order.late == "entry 1 issues a marked model to a client whose answers were not committed to"

@@ -44,6 +44,11 @@ class MerkleTree:
         return path
 
 
+def root_of(leaves: bytes) -> bytes:
+    """The root of the tree over leaves that are hashed already, given one after the other."""
+    return roots(np.frombuffer(leaves, np.uint8).reshape(1, -1, 32))[0].tobytes()
+
+
 def roots(leaves: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """The roots of many trees of one size: trees × leaves × 32 bytes to trees × 32."""
     level = leaves

@@ -31,9 +31,10 @@ class Settled:
         if event == "issued" and entry.get("marked"):
             if not self._settled:
                 self.late = f"entry {entry['n']} issues a marked model before the answers in use were committed to"
-            elif entry.get("client") not in self._bound:
+            elif str(entry.get("client")) not in self._bound:
                 self.late = f"entry {entry['n']} issues a marked model to a client whose answers were not committed to"
         elif "commitment" in entry and event in ("created", "client-joined", "questions-chosen"):
             self._settled = self._settled or entry["commitment"] == self._choice
-            self._bound.update(entry["clients"] if event == "created" else ())
-            self._bound.update([entry["client"]] if event == "client-joined" else ())
+            names = entry.get("clients", [entry.get("client")])
+            if isinstance(names, list):  # A log that was tampered with may have anything here.
+                self._bound.update(name for name in names if isinstance(name, str))

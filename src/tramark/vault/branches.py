@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 SALT = 32
 
-TOGETHER = 4096
+TOGETHER = 1024
 """Clients whose codewords are drawn at a time."""
 
 
@@ -69,7 +69,10 @@ def answers_of(keyring: "Keyring", client: str, questions: Sequence[int] | None 
 
 
 def top_leaves(keyring: "Keyring", clients: range, questions: Sequence[int]) -> Iterator[bytes]:
-    """The leaves, in the top tree, of some clients, given by their numbers: of their answers to `questions`."""
+    """The leaves, in the top tree, of some clients' answers to `questions`, some leaves at a time.
+
+    Clients are given by their numbers. With label answers, a client's leaf is that of its own question.
+    """
     if keyring.assignment == "label":
         yield from (answers_of(keyring, keyring.clients[row]).top_leaf for row in clients)
         return
@@ -81,14 +84,13 @@ def top_leaves(keyring: "Keyring", clients: range, questions: Sequence[int]) -> 
         context, first = _context(questions)
         salts = b"".join([_stream(keyring, *context(name), count=len(questions)) for name in names])
         hashed = b"".join([sha256(name.encode()) for name in names])
-        leaves = client_leaves(
+        yield client_leaves(
             np.frombuffer(hashed, np.uint8).reshape(-1, SALT),
             np.frombuffer(salts, np.uint8).reshape(*book.shape, SALT),
             first,
             questions,
             book,
-        )
-        yield from (leaf.tobytes() for leaf in leaves)
+        ).tobytes()
 
 
 def _context(questions: Sequence[int]) -> tuple[Callable[[str], list[str]], int]:

@@ -5,6 +5,7 @@ top tree, which the vault keeps.
 """
 
 import json
+from binascii import hexlify
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from tramark.evidence.commitment import (
     sign,
 )
 from tramark.evidence.federation import FEDERATION
-from tramark.evidence.merkle import MerkleTree
+from tramark.evidence.merkle import MerkleTree, root_of
 from tramark.vault.branches import answers_of, hexes, tensor_digest, top_leaves, variants_of
 from tramark.vault.files import pretty
 
@@ -37,15 +38,19 @@ HASH = 32
 
 
 def chain_text(chain: Chain) -> bytes:
-    """The content of the sealed file of commitments."""
-    return canonical([{"commitment": c.to_dict(), "leaves": leaves.hex()} for c, leaves in chain])
+    """The content of the sealed file of commitments, as canonical JSON."""
+    # Put together by hand: with a million clients, every copy of the leaves counts.
+    items = [b'{"commitment":%b,"leaves":"%b"}' % (canonical(c.to_dict()), hexlify(leaves)) for c, leaves in chain]
+    return b"[" + b",".join(items) + b"]"
 
 
 def read_chain(text: bytes) -> Chain:
     """The chain that `chain_text` wrote; early versions wrote a list of leaves."""
-    return [
-        (Commitment.from_dict(item["commitment"]), bytes.fromhex("".join(item["leaves"]))) for item in json.loads(text)
-    ]
+    chain = []
+    for item in json.loads(text):
+        leaves = item["leaves"] if isinstance(item["leaves"], str) else "".join(item["leaves"])
+        chain.append((Commitment.from_dict(item["commitment"]), bytes.fromhex(leaves)))
+    return chain
 
 
 def public_text(chain: Chain) -> bytes:
@@ -93,10 +98,11 @@ def commit(
     questions: Sequence[int] = clients
     if code:
         questions = range(keyring.pool) if after is None else keyring.in_use if retouched else ()
-    leaves = list(top_leaves(keyring, clients, _committed(keyring, scope)))
-    leaves += [variants_of(keyring, question).top_leaf for question in questions]
+    parts = [*top_leaves(keyring, clients, _committed(keyring, scope))]
+    parts += [variants_of(keyring, question).top_leaf for question in questions]
     if after is None and keyring.common:
-        leaves.append(answers_of(keyring, FEDERATION, range(keyring.pool)).top_leaf)
+        parts.append(answers_of(keyring, FEDERATION, range(keyring.pool)).top_leaf)
+    leaves = b"".join(parts)
     unsigned = Commitment(
         vault=vault,
         number=after.number + 1 if after else 1,
@@ -107,14 +113,14 @@ def commit(
         clients=(first, len(clients)),
         questions=(questions.start if isinstance(questions, range) else 0, len(questions)),
         chosen=keyring.chosen,
-        root=MerkleTree(leaves).root.hex() if leaves else "",
+        root=root_of(leaves).hex() if leaves else "",
         public_key=public_key(key),
         simulated=after.simulated if after else simulated,
         beacon=beacon,
         common=keyring.common,
         answers=scope,
     )
-    return replace(unsigned, signature=sign(key, "commitment", unsigned.body)), b"".join(leaves)
+    return replace(unsigned, signature=sign(key, "commitment", unsigned.body)), leaves
 
 
 def hand_over(after: Commitment, old: Ed25519PrivateKey, new: Ed25519PrivateKey, *, time: str) -> Commitment:
