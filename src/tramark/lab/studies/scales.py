@@ -39,7 +39,7 @@ TASKS: dict[Scale, dict[str, dict[str, Any]]] = {
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "fedavg": {"method": "fedavg"},
-    "waffle": {"method": "waffle", "options": {"source": "table1"}},
+    "waffle": {"method": "waffle", "triggers": "mnist", "options": {"source": "table1"}},
     "fedtracker": {"method": "fedtracker", "options": {"source": "table1"}},
     "paper": {"preset": "paper", "answers": "label"},
     "released": {"preset": "released", "answers": "label"},
@@ -91,11 +91,14 @@ def federation(data: str, scale: Scale, variant: str = "ours", *, split: str = "
     """A federation of the paper at a scale, by a method, with some settings changed."""
     chosen = {"data": data, "split": SPLITS[split]} | TASKS[scale][data] | VARIANTS[variant]
     chosen |= changes
-    if scale == "smoke":
-        # Pictures for triggers would have to be fetched.
-        chosen |= {"triggers": "waffle"} if chosen.get("answers") == "label" else {}
-        chosen |= {"options": {}} if variant == "waffle" else {}
-    return Settings(**chosen)
+    return Settings(**(without_pictures(chosen) if scale == "smoke" else chosen))
+
+
+def without_pictures(chosen: Changes) -> dict[str, Any]:
+    """The same federation with triggers that are drawn: pictures would have to be fetched."""
+    if chosen.get("method") == "waffle":
+        return {name: value for name, value in chosen.items() if name not in ("triggers", "options")}
+    return {**chosen, **({"triggers": "waffle"} if chosen.get("answers") == "label" else {})}
 
 
 def case(name: str, settings: Settings, *, minutes: float = 0.0, **labels: Any) -> Case:
