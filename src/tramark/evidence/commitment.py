@@ -6,8 +6,8 @@ signed. An opening shows some leaves with their salts and the hashes on their wa
 leaves, since each has a secret salt of its own. Clients that join later get a further commitment that names the one
 before, and so do questions that are retouched after they were chosen, and a new signing key, which the old one signs
 too. Trees are those of RFC 6962, and the number of
-leaves is part of what is signed. Checking needs no secret and no tensor library; `docs/vault.md` describes all of it
-byte by byte.
+leaves is part of what is signed. Checking needs no secret and no tensor library; `docs/reference/vault.md` describes
+all of it byte by byte.
 """
 
 import hashlib
