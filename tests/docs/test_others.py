@@ -1,0 +1,47 @@
+"""Everything that the other pages show runs; every link leads somewhere; and little is left out."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pages import ROOT, RUN, SHOWN, blocks
+
+DOCS = ROOT / "docs"
+WRITTEN = [page for page in sorted(DOCS.rglob("*.md")) if "_build" not in page.parts]
+# Studies write pages of results; they are tested where studies are.
+OTHERS = [
+    page
+    for page in [ROOT / "CONTRIBUTING.md", *WRITTEN]
+    if page.parent.name not in ("tutorials", "how-to") and any(block.kind in RUN for block in blocks(page.read_text()))
+]
+ALL = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "SECURITY.md", *WRITTEN]
+
+
+@pytest.mark.parametrize("page", OTHERS, ids=lambda page: page.stem)
+def test_what_the_page_shows_is_true(page: Path, play: Callable[[Path], None]) -> None:
+    play(page)
+
+
+@pytest.mark.parametrize("page", ALL, ids=lambda page: page.stem)
+def test_its_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", ALL, ids=lambda page: page.stem)
+def test_every_block_says_what_it_is(page: Path) -> None:
+    assert {block.kind for block in blocks(page.read_text())} <= {*RUN, *SHOWN, "json", "toml", "hidden"}
+
+
+def test_at_most_one_block_in_ten_is_not_run() -> None:
+    runnable = [block for page in ALL for block in blocks(page.read_text()) if block.kind in RUN]
+    left_out = [block for block in runnable if block.left_out]
+    assert 10 * len(left_out) <= len(runnable), [block.left_out for block in left_out]
+    assert all(len(block.left_out) > 10 for block in left_out)
+
+
+def test_every_picture_says_what_it_shows() -> None:
+    for page in ALL:
+        assert not re.search(r"!\[\s*\]", page.read_text()), page
