@@ -13,7 +13,7 @@ author = "The tramark authors"
 copyright = author
 version = release = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "commands"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "commands", "docstrings"]
 exclude_patterns = ["_build", "_ext"]
 suppress_warnings = ["myst.strikethrough"]
 
@@ -24,8 +24,9 @@ myst_enable_extensions = ["colon_fence", "deflist"]
 default_role = "code"
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
-autodoc_default_options = {"members": True, "show-inheritance": False}
-napoleon_use_rtype = False
+autodoc_default_options = {"members": True}
+# Options begin with two hyphens, and stay so.
+smartquotes = False
 
 html_theme = "furo"
 html_title = "tramark"

@@ -45,3 +45,23 @@ def test_at_most_one_block_in_ten_is_not_run() -> None:
 def test_every_picture_says_what_it_shows() -> None:
     for page in ALL:
         assert not re.search(r"!\[\s*\]", page.read_text()), page
+
+
+def test_the_readmes_numbers_are_those_of_the_results() -> None:
+    rows = re.findall(
+        r"^\|[^|]*\|([^|]*)\| \[.*?\]\((docs/results/.*?)\) \|$", (ROOT / "README.md").read_text(), re.MULTILINE
+    )
+    assert len(rows) > 4
+    for measured, page in rows:
+        text = (ROOT / page).read_text()
+        for number in re.findall(r"-?\d+(?:[ .]\d+)*(?: of \d+)?", measured):
+            assert number in text, (number, page)
+
+
+def test_the_pages_of_the_site_are_all_in_its_contents() -> None:
+    for folder in ("tutorials", "how-to", "explanation", "reference", "decisions"):
+        listed = re.search(
+            r"```\{toctree\}\n:maxdepth: 1\n\n(.*?)```", (DOCS / folder / "index.md").read_text(), re.DOTALL
+        )
+        assert listed is not None
+        assert set(listed[1].split()) | {"index"} == {page.stem for page in (DOCS / folder).glob("*.md")}
