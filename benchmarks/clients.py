@@ -89,12 +89,14 @@ def main() -> None:
     options.add_argument("--model", default="cnn")
     options.add_argument("--rounds", type=int, default=12, help="before the two that are compared; half are warm-up")
     options.add_argument("--samples", type=int, default=500, help="per client")
+    options.add_argument("--local-epochs", type=int, default=2)
+    options.add_argument("--lr", type=float, default=0.01)
     options.add_argument("--test-samples", type=int, default=2000)
-    options.add_argument("--directions", type=int, nargs="*", default=[16, 64])
+    options.add_argument("--directions", type=int, nargs="*", default=[16])
     chosen = options.parse_args()
     settings = Settings(
-        data=chosen.data, model=chosen.model, samples_per_client=chosen.samples, local_epochs=2,
-        rounds=chosen.rounds + 1,
+        data=chosen.data, model=chosen.model, samples_per_client=chosen.samples, local_epochs=chosen.local_epochs,
+        rounds=chosen.rounds + 1, lr=chosen.lr,
     )  # fmt: skip
     with prepare(settings, workers=1) as simulation:
         simulation.evaluation_samples = 100

@@ -1,6 +1,7 @@
 """One hostile client among ten: what it sends does not spoil the base, the drift, the marks or the vault."""
 
 import math
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from nets import drawing, mlp
 from torch import Tensor, nn
 
 from tramark import Keyring, SettingError, TraMark, VaultError
-from tramark.errors import CheckpointError
+from tramark.errors import CheckpointError, UpdateError
 from tramark.fleet.drift import Drift
 from tramark.fleet.layout import Layout
 from tramark.marks.closed_form import ClosedForm
@@ -256,3 +257,54 @@ def test_alarms() -> None:
     assert (
         RoundReport(5, ("a",), survived=Survived({"a": 1.0, "b": 0.75, "c": 0.7}, 3.0), strained=1.2).concerns(10) == []
     )
+
+
+def anything(source: random.Random, state: State) -> tuple[State, float]:
+    """An update of any kind, and a declared weight."""
+    name = source.choice(list(state))
+    tensor = state[name]
+    changes: list[Callable[[], Tensor]] = [
+        lambda: tensor.to(source.choice([torch.float64, torch.float16, torch.complex64, torch.int64, torch.bool])),
+        lambda: tensor * source.choice([1e4, 1e20, 1e38, -1e38, math.nan, math.inf]),
+        lambda: tensor.double() * 1e300,
+        lambda: tensor.reshape(-1)[: source.randrange(tensor.numel() + 1)],
+        lambda: tensor + source.choice([1e-3, 0.1, 3.0]),
+        lambda: -tensor,
+    ]
+    changed = dict(state)
+    kind = source.randrange(9)
+    if kind < 6:
+        changed[name] = source.choice(changes)()
+    elif kind == 6:
+        del changed[name]
+    elif kind == 7:
+        changed["more\nlines" * source.randrange(500)] = tensor
+    weight = source.choice([1e15, 1e300, 0.0, -1.0, math.nan, math.inf]) if kind == 8 else 10.0
+    return changed, weight
+
+
+@pytest.mark.parametrize("rule", ["mean", "median", "krum"])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_ten_thousand_updates_of_any_kind(rule: str) -> None:
+    """A third of them for each rule: no crash, nothing that is not finite, and every round goes on."""
+    source, clients, rounds = random.Random(0), CLIENTS[:6], 6
+    server = TraMark(mlp(32, normed=True), ring(clients), warmup_rounds=3)
+    sent = 0
+    for _ in range(rounds):
+        aggregation = server.begin(discards=rule != "mean")
+        accepted: list[State] = []
+        models = {client: server.fleet.state(client) for client in clients}
+        for _ in range(560):
+            client = source.choice([*clients, "nobody"])
+            update, weight = anything(source, models.get(client, models[clients[0]]))
+            sent += 1
+            try:
+                aggregation.add(client, update, weight)
+            except UpdateError:
+                continue
+            accepted.append(server.fleet.unmarked(client, update))
+        middle = {n: torch.stack([state[n] for state in accepted]).median(0).values for n in accepted[0]}
+        server.end(aggregation, {"mean": None, "median": middle, "krum": accepted[0]}[rule])
+        assert finite(server)
+    assert sent == 3360
+    assert server.round == rounds

@@ -56,7 +56,9 @@ class SuspectError(TramarkError):
 
 
 class SuspectUnavailable(SuspectError):  # noqa: N818
-    """The suspect did not answer this time, after all retries. It may later."""
+    """The suspect did not answer this time, after all retries. It may later. `status` is what its server answered."""
+
+    status: int | None = None
 
 
 class BudgetSpent(SuspectError):  # noqa: N818

@@ -30,6 +30,7 @@ from tramark.marks.marking import Marking
 from tramark.marks.presets import preset_named
 from tramark.marks.rounds import RoundReport
 from tramark.marks.survival import Survived
+from tramark.suspects.reference import renewed
 
 if TYPE_CHECKING:
     from tramark.vault.store import Vault
@@ -184,7 +185,7 @@ class TraMark:
         fleet, before = self.fleet, (self.keyring, self.marking, copy.copy(self.drift))
         held = fleet.region, fleet.marks
         self.marking = copy.copy(self.marking)
-        self.round += 1
+        ended = self.round + 1
         try:
             remark, survived = self._advance(aggregation, base)
             strained, discarded = self.marking.strained, ""
@@ -196,6 +197,7 @@ class TraMark:
             remark, survived, strained, discarded = None, None, 0.0, str(error)
         else:
             aggregation.settle()
+        self.round = ended
         self.drift.forget()
         if remark:
             warnings.warn(f"round {self.round}: {remark}", stacklevel=3)
@@ -232,6 +234,7 @@ class TraMark:
             self._beginning.observe(size)
         self.marking.came = len(aggregation.taken)
         survived = self.marking.steer()
+        self.round += 1
         if self.marked or self._beginning.due(self.round + self.injection.early):
             self.mark()
         if not (self.fleet.finite and self.drift.finite):
@@ -382,7 +385,10 @@ class TraMark:
         if self.vault is not None:
             if not (self.fleet.finite and self.drift.finite):
                 raise CheckpointError("the server's state has NaN or infinite values: it is not saved")
-            self.vault.save(self.keyring, self.state_dict(), None if self._report is None else asdict(self._report))
+            report = None if self._report is None else asdict(self._report)
+            known = (self.keyring.source, self.keyring.classes, self.vault.reference()) if self.marked else None
+            reference = renewed(self.base_model(), *known) if known else None
+            self.vault.save(self.keyring, self.state_dict(), report, reference)
             self._saved = True
 
     def _with(self, state: State) -> nn.Module:

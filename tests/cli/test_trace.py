@@ -25,7 +25,12 @@ def test_every_client_is_named(federation: Path, tramark: Shell) -> None:
 def test_a_model_of_nobody(federation: Path, tramark: Shell, tmp_path: Path) -> None:
     model = build("cnn", input_shape=(1, 8, 8), classes=10, seed=99)
     save_file(model.state_dict(), tmp_path / "own.safetensors")
-    found = json.loads(tramark("trace", federation / "vault", tmp_path / "own.safetensors", "--json", code=3))
+    # It has learned nothing, so it is not like the base in any way: the probe cannot tell that from wrong feeding.
+    doubted = json.loads(tramark("trace", federation, tmp_path / "own.safetensors", "--json", code=4))
+    assert doubted["doubt"] is not None
+    found = json.loads(
+        tramark("trace", federation / "vault", tmp_path / "own.safetensors", "--json", "--no-probe", code=3)
+    )
     assert (found["finding"], found["clients"]) == ("nobody", [])
     assert found["premise"]["measured"]
     assert found["power"] > 0.95
@@ -54,7 +59,7 @@ def test_cases_are_listed_with_the_error_that_they_spend(federation: Path, trama
     listed = tramark("vault", "cases", run, "--limit", 1e-6)
     assert "client (client-0)  client-0.safetensors" in listed
     assert "(limit 1e-06)" in listed
-    assert "would exceed it. Nothing was asked" in tramark("trace", run, suspect, code=2)
+    assert "would exceed it. Nothing was asked" in tramark("trace", run, suspect, code=9)
     assert "case 1 is closed" in tramark("trace", run, suspect, "--case", 1, code=2)
     assert "no case 99" in tramark("trace", run, suspect, "--case", 99, code=2)
 
@@ -68,7 +73,9 @@ def test_label_answers_need_the_papers_rule_or_references(labelled: Path, unmark
     assert "references" in tramark("trace", labelled, suspect, code=2)
     known = [word for path in unmarked for word in ("--reference", path)]
     assert json.loads(tramark("trace", labelled, suspect, "--json", *known))["clients"] == ["client-1"]
-    assert json.loads(tramark("trace", labelled, unmarked[0], "--json", *known[2:], code=3))["clients"] == []
+    # Too weak to be like the base, as the one above.
+    plain = ("--json", "--no-probe", *known[2:])
+    assert json.loads(tramark("trace", labelled, unmarked[0], *plain, code=3))["clients"] == []
     found = json.loads(tramark("trace", labelled, suspect, "--rule", "paper", "--json"))
     assert found["clients"] == ["client-1"]
     assert found["false_accusation_bound"] is None

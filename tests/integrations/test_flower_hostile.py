@@ -167,9 +167,9 @@ def anything(source: random.Random, arrays: dict[str, np.ndarray]) -> RecordDict
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")
-def test_ten_thousand_messages_of_any_kind(rule: type[FedAvg], tmp_path: Path) -> None:
+def test_a_thousand_messages_of_any_kind(rule: type[FedAvg], tmp_path: Path) -> None:
     """A third of them for each rule: no crash, nothing that is not finite, and every round goes on."""
-    source, sites, rounds = random.Random(0), 84, 40
+    source, sites, rounds = random.Random(0), 20, 17
     names = [f"site-{number:03d}" for number in range(sites)]
     count = 0
 
@@ -181,11 +181,11 @@ def test_ten_thousand_messages_of_any_kind(rule: type[FedAvg], tmp_path: Path) -
         return Message(anything(source, arrays), reply_to=message)
 
     wire = Wire([Site(number, name, answer=answers) for number, name in enumerate(names)])
-    options: dict[str, Any] = {"num_malicious_nodes": 20} if rule is Krum else {}
+    options: dict[str, Any] = {"num_malicious_nodes": 5} if rule is Krum else {}
     strategy = wrapped(
         rule(fraction_evaluate=0.0, min_available_nodes=sites, **options),
         small(tmp_path / "vault", names),
-        warmup_rounds=37,
+        warmup_rounds=15,
     )
     run(strategy, wire, rounds)
     assert count == sites * rounds

@@ -30,7 +30,10 @@ def test_tensors_elsewhere_hold_values_and_do_not_mix_with_those_here() -> None:
             one + torch.ones(3)
 
 
-@pytest.mark.parametrize("variant", ["fedavg", "ours", "released", "waffle", "fedtracker"])
+@pytest.mark.parametrize(
+    "variant",
+    ["fedavg", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ours", "released", "waffle"))],
+)
 def test_a_federation_is_the_same_on_another_device(variant: str) -> None:
     settings = federation("fashion-mnist", "smoke", variant, clients=2, samples_per_client=40)
     expected = prepare(settings)

@@ -129,7 +129,15 @@ def test_a_retouched_question_is_its_picture_and_noise_and_the_others_stay(loot:
 
 
 def ring(**options: object) -> Keyring:
-    known = {"clients": CLIENTS, "classes": 10, "input_shape": (1, 8, 8), "questions": 16, "pool": 40, "secret": SECRET}
+    known = {
+        "clients": CLIENTS,
+        "classes": 10,
+        "input_shape": (1, 8, 8),
+        "questions": 16,
+        "pool": 40,
+        "common": 0,
+        "secret": SECRET,
+    }
     return Keyring.generate(**{**known, **options})  # type: ignore[arg-type]
 
 

@@ -18,4 +18,4 @@ class Shell:
         out, err = self.capsys.readouterr()
         assert (stop.value.code or 0) == code, out + err
         assert "--debug" in words or "Traceback" not in err
-        return err if code in (2, 5, 7, 70, 130) else out
+        return err if code in (2, 5, 7, 8, 9, 70, 130) else out

@@ -267,7 +267,8 @@ def test_a_verdict_as_json() -> None:
     plain = json.loads(json.dumps(trace(leaked_by(keyring, "client 0"), keyring).to_dict(), allow_nan=False))
     last = ["simulated", "restored"]
     first = ["finding", "clients", "queries", "false_accusation_bound", "e_values", "p_values"]
-    assert list(plain) == [*first, "power", "premise", "not_cleared", "federation", "case", "spent", "identical", *last]
+    middle = ["power", "premise", "not_cleared", "federation", "case", "spent"]
+    assert list(plain) == [*first, *middle, "doubt", "probe", "confinement", "conventions", "identical", *last]
     assert plain["false_accusation_bound"] == 1e-6
 
 

@@ -36,6 +36,7 @@ def test_from_upload_to_statement(auditor: TestClient, guard: Guard, made: Scene
     assert "leaked model.safetensors" in ready
     assert "as the federation’s own models are" in ready
     assert ready.count("as the suspect sees it") == 8
+    assert "It answers as a model does that is fed and read rightly." in ready
     auditor.post(f"{path}/begin", data={"form_token": guard.form_token})
     seen = events(auditor, path)
     assert [one["event"] for one in seen][:2] == ["begin", "step"], seen

@@ -12,16 +12,18 @@ import typer
 from tramark import __version__
 from tramark.cli import data, evidence, study, vault
 from tramark.cli.attack import attack
-from tramark.cli.common import EXIT_CODES
+from tramark.cli.common import EPILOG
 from tramark.cli.export import export
 from tramark.cli.failures import exit_code_for
 from tramark.cli.methods import methods
+from tramark.cli.probe import probe_command
 from tramark.cli.run import demo, run
 from tramark.cli.trace import trace_command
 from tramark.cli.web import web
 
 app = typer.Typer(
     help="Find out who leaked a federation's model.",
+    epilog=EPILOG,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -29,9 +31,8 @@ app = typer.Typer(
 app.command()(run)
 app.command()(demo)
 app.command()(methods)
-app.command(
-    "trace", epilog="Exit codes:\n\n" + "\n\n".join(f"{code:<3}  {meaning}" for code, meaning in EXIT_CODES.items())
-)(trace_command)
+app.command("trace", epilog=EPILOG)(trace_command)
+app.command("probe")(probe_command)
 app.command()(web)
 app.command()(attack)
 app.command()(export)

@@ -24,23 +24,29 @@ console = Console(stderr=True)
 
 CHANGED = INCOMPLETE = 1
 MISTAKE, NOBODY, INCONCLUSIVE, BUG, INTERRUPTED = 2, 3, 4, 70, 130
-FORGED, UNPROVEN, UNREADABLE = 5, 6, 7
-OURS = 10
+FORGED, UNPROVEN, UNREADABLE, UNREACHABLE, REFUSED, OURS = 5, 6, 7, 8, 9, 10
 
 EXIT = {"client": 0, "several": 0, "federation": OURS, "nobody": NOBODY, "inconclusive": INCONCLUSIVE}
 """The exit code of `trace` for each kind of verdict."""
 
 EXIT_CODES = {
-    0: "a client is named",
-    MISTAKE: "not possible: bad input, a missing file or the wrong key",
-    NOBODY: "nobody: no client's mark was found",
-    INCONCLUSIVE: "inconclusive: too few answers, or too little left of the marks, to accuse or to clear anybody",
-    OURS: "the model comes from this federation, but no client can be named",
+    0: "trace: a client is named; evidence verify: the finding is proven; other commands: done",
+    CHANGED: "vault audit, vault head: the vault was changed; study, or trace of several suspects: something failed",
+    MISTAKE: "not possible: bad input, a missing file, or a suspect that cannot be asked in this way",
+    NOBODY: "trace: nobody's mark was found",
+    INCONCLUSIVE: "trace, probe: inconclusive: too few answers, too little left of the marks, or probably fed wrongly",
+    FORGED: "evidence: forged: something does not hold",
+    UNPROVEN: "evidence: in order, but not proven, or the suspect answers differently now",
+    UNREADABLE: "evidence: no evidence, or of an unknown version",
+    UNREACHABLE: "the suspect does not answer, or may be asked no more: go on later",
+    REFUSED: "the vault refuses: wrong or no key, damaged, in use, or its error is spent",
+    OURS: "trace: the model comes from this federation, but no client can be named",
     BUG: "a bug in tramark",
     INTERRUPTED: "interrupted",
 }
-"""The exit codes of `trace`. All commands share 2, 70 and 130; `vault audit` exits with 1 if a vault was changed,
-`study` if a case failed or lacked its data."""
+"""The exit codes of all commands."""
+
+EPILOG = "Exit codes:\n\n" + "\n\n".join(f"{code:<3}  {meaning}" for code, meaning in EXIT_CODES.items())
 
 
 def existing_file(*names: str, help: str) -> Any:

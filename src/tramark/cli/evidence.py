@@ -20,6 +20,7 @@ from tramark.cli.common import (
     open_vault,
     read_json,
 )
+from tramark.cli.desk import HeaderOption, ModelOption, RateOption, TokenOption
 from tramark.errors import SettingError
 
 if TYPE_CHECKING:
@@ -237,6 +238,51 @@ def check_base(
             f"(p-value {likeness.p_value:.2g}){': the accusation is in doubt' if likeness.doubtful else ''}"
         )
     if any(likeness.doubtful for likeness in found.values()):
+        raise typer.Exit(UNPROVEN)
+
+
+@app.command()
+def ask(
+    evidence: Annotated[
+        Path, typer.Argument(exists=True, help="The annex of the case, or the vault's folder together with --case.")
+    ],
+    suspect: Annotated[str, typer.Argument(help="The suspect: a file, a Hugging Face folder, or a URL.")],
+    case: Annotated[int | None, typer.Option(help="The case's number in the vault.")] = None,
+    model: ModelOption = None,
+    rate: RateOption = None,
+    token_env: TokenOption = None,
+    header: HeaderOption = None,
+    decrypt: DecryptKey = None,
+    key_file: KeyFile = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Ask a suspect again what it was asked in a case, fed and read as the case records, and compare its answers.
+
+    Exit code 0: all answers are the same; 6: some are not.
+    """
+    from tramark.cli.desk import asking, desk_at
+    from tramark.evidence.annex import decrypted, read_annex
+    from tramark.suspects.weights import ModelName
+    from tramark.tracing.again import ask_again, asked_in_annex, asked_in_case
+
+    how = asking(model=model, conventions=None, template=None, rate=rate, token_env=token_env, header=header)
+    if evidence.is_dir():
+        if case is None:
+            raise SettingError("say which case of the vault: --case")
+        with desk_at(evidence, how, key_file, data_dir) as desk:
+            record, inputs = desk.vault.cases.get(case), asked_in_case(desk.vault, case)
+            prepare = desk.keyring.source.prepare
+            named = None if "://" in suspect else desk.named
+    else:
+        opened = read_annex(decrypted(evidence.read_bytes(), _private_key(decrypt) if decrypt else None))
+        record, inputs, prepare = opened.case, asked_in_annex(opened), None
+        named = ModelName(model) if model and "://" not in suspect else None
+    served = model if "://" in suspect else None
+    found = ask_again(record, inputs, suspect, prepare=prepare, model=served or named, http=how.http)
+    if not found.same_suspect:
+        typer.echo("this is not the suspect of the case: its digest or address is another")
+    typer.echo(f"{found.same} of {found.asked} answers are those that the case records")
+    if found.same < found.asked or not found.same_suspect:
         raise typer.Exit(UNPROVEN)
 
 

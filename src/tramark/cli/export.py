@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from tramark.cli.common import DataDir, read_as
+from tramark.cli.common import DataDir, console, read_as
 from tramark.errors import SettingError
 
 
@@ -52,4 +52,5 @@ def export(
         vocabulary=dataset.vocabulary,
     )
     load_into(model, read_weights(source), source)
-    export_model(model.eval(), dataset.prepare(dataset.test_inputs[:2]), file, form)
+    with console.status(f"exporting to {form}"):
+        export_model(model.eval(), dataset.prepare(dataset.test_inputs[:2]), file, form)

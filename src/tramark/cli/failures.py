@@ -3,8 +3,20 @@
 import errno
 import traceback
 
-from tramark.cli.common import BUG, FORGED, INTERRUPTED, MISTAKE, UNREADABLE, console
-from tramark.errors import BadProof, TramarkError, Unreadable, one_line
+from tramark.cli.common import BUG, FORGED, INTERRUPTED, MISTAKE, REFUSED, UNREACHABLE, UNREADABLE, console
+from tramark.errors import (
+    BadProof,
+    BudgetSpent,
+    Damaged,
+    ErrorSpent,
+    NoKey,
+    SuspectUnavailable,
+    TramarkError,
+    Unreadable,
+    VaultBusy,
+    WrongKey,
+    one_line,
+)
 
 
 def exit_code_for(error: Exception | SystemExit, *, debug: bool) -> int | str | None:
@@ -19,7 +31,7 @@ def exit_code_for(error: Exception | SystemExit, *, debug: bool) -> int | str | 
         _say(f"tramark: {_flat(str(error))}")
         if isinstance(error, BadProof):
             return UNREADABLE if isinstance(error, Unreadable) else FORGED
-        return MISTAKE
+        return code_of(error)
     if isinstance(error, OSError) and error.errno is not None:
         files = " and ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
         what = error.strerror or errno.errorcode.get(error.errno, "error")
@@ -31,6 +43,15 @@ def exit_code_for(error: Exception | SystemExit, *, debug: bool) -> int | str | 
     else:
         _say("Please report it with the traceback above.")
     return BUG
+
+
+def code_of(error: TramarkError) -> int:
+    """The exit code for an error of tramark's that is not about evidence."""
+    if isinstance(error, (SuspectUnavailable, BudgetSpent)):
+        return UNREACHABLE
+    if isinstance(error, (WrongKey, NoKey, VaultBusy, Damaged, ErrorSpent)):
+        return REFUSED
+    return MISTAKE
 
 
 def _flat(text: str) -> str:

@@ -47,19 +47,21 @@ RESULTS = Path("runs/studies")
 @app.command("list")
 def show(out: Out = RESULTS) -> None:
     """List all studies: where each is in the paper, what it costs at each scale, and what has been run."""
+    from rich import box
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from tramark.lab.studies.catalogue import STUDIES
     from tramark.lab.studies.study import SCALES, all_runs, minutes_of
 
-    table = Table("study", "in the paper", "cases", *SCALES, "results in " + str(out), title="cost on two cores")
+    fixed = (Column(name, no_wrap=True) for name in SCALES)
+    table = Table(Column("study", no_wrap=True), "in the paper", "cases", *fixed, "rows", box=box.SIMPLE_HEAD)
     for name, made in STUDIES.items():
         costs = [_duration(minutes_of(all_runs(made(scale).cases(), 1))) for scale in SCALES]
         there = [f"{scale}: {count}" for scale in SCALES if (count := _rows_in(out / scale / name))]
         cases = str(len(made("laptop").cases()))
-        table.add_row(name, CONTENTS[name].paper, cases, *costs, ", ".join(there))
-    Console().print(table)
+        table.add_row(name, CONTENTS[name].paper.partition(",")[0], cases, *costs, ", ".join(there))
+    Console().print(table, f"Under smoke, laptop and paper: the cost on two cores. Rows are those in {out}.")
 
 
 @app.command("all")

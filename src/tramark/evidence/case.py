@@ -121,6 +121,8 @@ class Case:
     identical : models in the log that the suspect equals.
     common : the questions of the federation's own key, in the order in which those that are not burned are asked after
         the others. If there are any, the federation is one more test.
+    probe : how the suspect is fed and read, as found by public inputs (`suspects.probe`); None if it was not probed.
+    confinement : what kept a suspect from a file from doing harm; None if it was not noted.
     """
 
     number: int
@@ -142,6 +144,8 @@ class Case:
     identical: tuple[Identical, ...] = ()
     closed: Closed | None = None
     common: tuple[int, ...] = ()
+    probe: Mapping[str, Any] | None = None
+    confinement: tuple[str, ...] | None = None
 
     @property
     def questions(self) -> tuple[int, ...]:
@@ -171,10 +175,15 @@ class Case:
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values without fractions, for canonical JSON."""
         closed = self.closed
-        # Cases of early versions have no common questions, and digests of annexes are over all fields.
-        plain = {name: value for name, value in vars(self).items() if name != "common" or value}
+        # Missing in cases of earlier versions, whose text must stay what it was.
+        later = {
+            "common": list(self.common) or None,
+            "probe": None if self.probe is None else dict(self.probe),
+            "confinement": None if self.confinement is None else list(self.confinement),
+        }
         return {
-            **plain,
+            **{name: value for name, value in vars(self).items() if name not in later},
+            **{name: value for name, value in later.items() if value is not None},
             "suspect": dict(vars(self.suspect)),
             "conventions": dict(self.conventions),
             "false_accusation": repr(self.false_accusation),
@@ -209,6 +218,7 @@ class Case:
                 "head": tuple(plain["head"]),
                 "order": tuple(plain["order"]),
                 "common": tuple(plain.get("common", ())),
+                "confinement": tuple(plain["confinement"]) if "confinement" in plain else None,
                 "burned": {client: tuple(questions) for client, questions in plain["burned"].items()},
                 "asked": tuple(Asked(*asked) for asked in plain["asked"]),
                 "sent": tuple((question, variant) for question, variant in plain["sent"]),

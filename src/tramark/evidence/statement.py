@@ -70,11 +70,21 @@ def statement_of(
             },
             "premise": None if accusing else closed.premise.to_dict(),
             "conventions": dict(case.conventions),
+            **fed_of(case),
             "annex": {"sha256": annex},
             "log": list(log),
             "time": time,
         },
     }
+
+
+def fed_of(case: Case) -> dict[str, Any]:
+    """What a probe found of how the suspect is fed and read, and what kept a file from doing harm, if it was noted."""
+    probe = case.probe and {
+        name: case.probe[name] for name in ("proposed", "as_stated", "compared", "queries", "doubt")
+    }
+    noted = {"probe": probe, "confinement": None if case.confinement is None else list(case.confinement)}
+    return {name: value for name, value in noted.items() if value is not None}
 
 
 def subject_of(suspect: Suspected, annex: str) -> dict[str, Any]:

@@ -235,7 +235,7 @@ class Aggregation:
         if not 0 < weight < float("inf"):
             return 0.0, f"its weight must be a positive number, not {weight}"
         partly = self.first and state.keys() == set(self.fleet.layout.order) - self.fleet.optional
-        return problem_of(self.fleet, state, self.fleet.layout.without(self.fleet.optional) if partly else None)
+        return problem_of(self.fleet, client, state, self.fleet.layout.without(self.fleet.optional) if partly else None)
 
     def _problem_of_all(self) -> str | None:
         """Why no update could be used, if some came and all were refused; else None."""

@@ -31,8 +31,11 @@ NEAR = 3.0
 """An update this many times farther from what came out than the median is not what it was made of."""
 
 
-def problem_of(fleet: "Fleet", state: State, layout: Layout | None = None) -> tuple[float, str | None]:
-    """The size of an update, and why it cannot be used; None if it can. `layout` is that of a part that comes back."""
+def problem_of(fleet: "Fleet", client: str, state: State, layout: Layout | None = None) -> tuple[float, str | None]:
+    """The size of a client's update, and why it cannot be used; None if it can.
+
+    `layout` is that of a part that comes back.
+    """
     if problem := fleet.problem(state) if layout is None else layout.problem(state):
         return 0.0, problem
     layout = layout or fleet.layout
@@ -43,6 +46,9 @@ def problem_of(fleet: "Fleet", state: State, layout: Layout | None = None) -> tu
             return 0.0, problem
     size, whole = 0.0, float(torch.linalg.vector_norm(fleet.base, dtype=torch.float64))
     for name, slot in layout.tensors.items():
+        if name not in fleet.shared:
+            size = math.hypot(size, float(torch.linalg.vector_norm(fleet.update(client, name, state[name]))))
+            continue
         for back, own in zip(pieces(state[name]), pieces(slot.of(fleet.base)), strict=True):
             # Infinite if the squares are: such an update is refused all the same.
             size = math.hypot(size, float(torch.linalg.vector_norm(back.to(own) - own)))

@@ -212,6 +212,8 @@ class Keyring:
         if not chosen or len(set(used)) < len(used) or not set(used) <= set(range(self.pool)):
             raise SettingError(f"choose different questions of the {self.pool} in the pool, one at least")
         other = replace(self, questions=len(chosen), chosen=chosen, common=tuple(kept))
+        if pictures is not None and len(pictures) != len(used):
+            raise SettingError(f"{len(pictures)} pictures for {len(used)} questions, {len(kept)} of them common")
         if isinstance(self.source, Patterns):
             own = {} if pictures is None else dict(zip(used, pictures, strict=True))
             return replace(other, source=self.source.retouch(own))

@@ -16,7 +16,7 @@ def common_needed(clients: int, classes: int, *, false_accusation: float = 1e-6)
     (8, 27)
     """
     wanted = (max(clients, 10) + 1) / (0.7 / 4 * false_accusation)
-    return math.ceil(math.log(wanted) / math.log(0.95 * classes + 0.05))
+    return math.ceil(math.log(wanted) / math.log(0.95 * max(classes, 2) + 0.05))
 
 
 def common_in(left: int, clients: int, classes: int) -> int:

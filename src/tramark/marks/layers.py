@@ -166,13 +166,18 @@ def as_answered(layer: nn.Module, rows: Tensor, shape: torch.Size) -> Tensor:
 
 
 def _added(model: nn.Module) -> set[str]:
-    """Names of the modules whose output is directly an operand of a sum."""
+    """Names of the modules whose output is an operand of a sum, directly or behind dropout."""
     graph = traced(model)
     if graph is None:
         return set()
     sums = {
         node for node in graph.graph.nodes if node.target in (operator.add, operator.iadd, torch.add, "add", "add_")
     }
+    # Backwards, so that a dropout is known before what it drops from.
+    for node in reversed(graph.graph.nodes):
+        module = graph.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if (isinstance(module, nn.Dropout | nn.Identity) or node.target is F.dropout) and sums & set(node.users):
+            sums.add(node)
     return {str(node.target) for node in graph.graph.nodes if node.op == "call_module" and sums & set(node.users)}
 
 

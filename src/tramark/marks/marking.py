@@ -86,7 +86,7 @@ class Marking:
         """Raise `Diverged` unless the base has finite values, and gives finite answers to a few questions."""
         if not fleet.finite:
             raise Diverged("the new base has NaN or infinite values")
-        few = keyring.key(fleet.clients[0]).questions[:ASKED]
+        few = keyring.chosen[:ASKED] or keyring.key(fleet.clients[0]).questions
         inputs = keyring.source.prepare(keyring.raw(few, "held-out")[:, 0]).to(device_of(model))
         with loaded(model, fleet), torch.no_grad():
             if not torch.isfinite(model(inputs)).all():

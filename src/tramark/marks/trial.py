@@ -20,6 +20,7 @@ from tramark.keys.sizes import common_needed, questions_at_least
 from tramark.marks.control import DEAR, FREE, LEAST, MOST, RESERVE
 from tramark.marks.directions import fewer_positions, tell_apart
 from tramark.marks.draft import LOOKED_AT, Draft
+from tramark.marks.layers import OneHot
 from tramark.marks.replay import replayed
 from tramark.marks.retouch import retouch
 from tramark.marks.search import AnswerSheet, leads
@@ -95,6 +96,11 @@ class Tried:
         return (self.cost + 1e-6) * (self.needed / max(self.margin, 0.01)) ** 2 / max(self.reached, 0.01) ** 20
 
 
+CROWDED = 4
+"""Common questions are added while all questions together have at most one in so many of a layer's inputs, or of the
+tokens it knows. What a crowded layer costs the task is seen too late."""
+
+
 def choose(ground: Ground, keyring: Keyring, layers: Sequence[str], retouch_steps: int) -> tuple[Tried, Keyring]:
     """The layer in which marks that outlive training cost least, and the keyring with as many questions as it bears.
 
@@ -118,8 +124,8 @@ def choose(ground: Ground, keyring: Keyring, layers: Sequence[str], retouch_step
     least = min(most, questions_at_least(len(keyring.clients), keyring.classes))
     once = min(more, common_needed(len(keyring.clients), keyring.classes))
     # Retouching brings prices down, but not without limits.
-    extra = sorted({more, once} - {0}, reverse=True) if best.price <= 10 * DEAR else []
-    sizes = [(most, added, FREE) for added in extra]
+    room = _room(ground, best.layer, keyring) - most if best.price <= 10 * DEAR else 0
+    sizes = [(most, added, FREE) for added in sorted({more, once}, reverse=True) if 0 < added <= room]
     sizes += [(count, 0, DEAR) for count in sorted({most, round((most * least) ** 0.5), least}, reverse=True)]
     for count, added, limit in sizes:
         plain = keyring.choose(best.questions[:count], common=common[:added])
@@ -129,6 +135,17 @@ def choose(ground: Ground, keyring: Keyring, layers: Sequence[str], retouch_step
         if tried.price <= limit:
             break
     return tried, chosen
+
+
+def _room(ground: Ground, layer: str, keyring: Keyring) -> int:
+    """How many questions leave most of what the layer is fed to the task."""
+    with loaded(ground.model, ground.fleet), torch.no_grad():
+        [rows] = (
+            split(ground.model, layer, one).layer_inputs for one in _rendered(keyring, [0], device_of(ground.model))
+        )
+    if isinstance(rows, OneHot):
+        return rows.width // (CROWDED * rows.ids[0].numel())
+    return rows.shape[-1] // CROWDED
 
 
 def _retouched(ground: Ground, layer: str, keyring: Keyring, steps: int) -> Keyring:

@@ -89,6 +89,10 @@ def _why_not(verdict: Verdict) -> str:
             "No marked model has been issued from this vault yet: a model that a client leaked would carry no mark. "
             "Nobody is accused, and nobody is cleared."
         )
+    if verdict.doubt is not None:
+        return (
+            f"The suspect is probably fed or read wrongly: {verdict.doubt}. Nobody is accused, and nobody is cleared."
+        )
     asked = f"{verdict.queries:,} {'query is' if verdict.queries == 1 else 'queries are'} not enough"
     if verdict.power is None:
         return f"{asked}: nobody is accused, and nobody is cleared."

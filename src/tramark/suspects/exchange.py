@@ -32,11 +32,11 @@ for _name in ("urllib3.connection", "urllib3.connectionpool", "urllib3.response"
 
 
 class PassingError(Exception):
-    """A failure that may pass; `wait` is how many seconds the server asks us to wait."""
+    """A failure that may pass; `wait` is how many seconds the server asks us to wait, `status` what it answers."""
 
-    def __init__(self, what: str, wait: float = 0.0) -> None:
+    def __init__(self, what: str, wait: float = 0.0, status: int | None = None) -> None:
         super().__init__(what)
-        self.wait = wait
+        self.wait, self.status = wait, status
 
 
 class FinalError(Exception):

@@ -155,13 +155,15 @@ class Client:
             except FinalError as final:
                 raise SuspectError(f"{self.shown()} {final}") from None
             except PassingError as passing:
-                failure, wait = f"{self.shown()} {passing}", passing.wait
+                failure, wait, status = f"{self.shown()} {passing}", passing.wait, passing.status
             if wait > options.longest_wait:
                 raise SuspectUnavailable(f"{failure} and asks to wait {wait:.0f} s: go on later")
             try:
                 retry = retry.increment()
             except MaxRetryError:
-                raise SuspectUnavailable(f"{failure}, {options.retries + 1} times: go on later") from None
+                unavailable = SuspectUnavailable(f"{failure}, {options.retries + 1} times: go on later")
+                unavailable.status = status
+                raise unavailable from None
             time.sleep(wait or retry.get_backoff_time())
 
     def fetch(self, url: str, ready: Callable[[Any], bool], *, text: bool = False) -> Any:
@@ -192,7 +194,7 @@ class Client:
             where = self.excerpt(headers.get("Location", "nowhere").partition("?")[0].encode())
             raise FinalError(f"redirects to {where}: if you trust that address, give it instead")
         if status in PASSING:
-            raise PassingError(f"answers {status}{known}", _retry_after(response))
+            raise PassingError(f"answers {status}{known}", _retry_after(response), status)
         if not 200 <= status < 300:
             raise FinalError(f"answers {status}{known}: {said}")
         if headers.get("Content-Encoding", "identity").lower() != "identity":

@@ -81,6 +81,11 @@ class V2Suspect(HttpSuspect):
         self._input: Wanted | None = None
         self._assumed: Wanted = {"name": input_name, "datatype": "FP32", "shape": []}
 
+    @property
+    def declared(self) -> tuple[int, ...]:
+        """The shape of inputs that the model declares, once it was asked; empty if it declares none."""
+        return tuple(self._input["shape"]) if self._input else ()
+
     def ask(self, raw: Tensor) -> Answers:
         """Answers to a batch of raw questions."""
         if self._input is None:

@@ -93,6 +93,11 @@ class JsonSuspect(HttpSuspect):
         super().__init__(Client(url, options, template.headers), conventions)
         self.template = template
 
+    @property
+    def by_numbers(self) -> bool:
+        """Whether the values of inputs are sent as numbers, and not as a picture."""
+        return "{list}" in json.dumps(self.template.body, default=str)
+
     def ask(self, raw: Tensor) -> Answers:
         """Answers to a batch of raw questions."""
         return ask_in_batches(self._ask, raw, 1)

@@ -38,6 +38,11 @@ class LoadedSuspect:
     def __repr__(self) -> str:
         return f"LoadedSuspect({str(self.path)!r}, {self.conventions!r})"
 
+    @property
+    def declared(self) -> tuple[int | None, ...]:
+        """The shape of inputs that the file declares; empty if it declares none."""
+        return self.about.shape
+
     def ask(self, raw: Tensor) -> Answers:
         """Answers to a batch of raw questions."""
         return ask_in_batches(self._ask, raw, self.about.batch, exact=self.about.exact)

@@ -1,7 +1,8 @@
 """A trace as a case of a vault: opened before the first question, kept answer by answer, closed with the verdict."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 from torch import nn
 
@@ -13,7 +14,7 @@ from tramark.evidence.looks import Query
 from tramark.keys.keyring import Keyring
 from tramark.suspects.base import Suspect
 from tramark.tracing.interview import Step
-from tramark.tracing.suspected import as_issued, conventions_of, suspected_of
+from tramark.tracing.suspected import as_issued, confinement_of, conventions_of, suspected_of
 from tramark.tracing.verdict import Verdict
 from tramark.tracing.weighing import Plan, weigh_all
 from tramark.vault.cases import Casework
@@ -71,6 +72,7 @@ def begin(
     rule: str,
     false_accusation: float,
     suspected: Suspected | None,
+    probe: Mapping[str, Any] | None = None,
 ) -> Record:
     """A new case, or the case of that number, which goes on. The vault must be sound, and the suspect the same."""
     if found := vault.audit():
@@ -101,6 +103,8 @@ def begin(
         common=keyring.common,
         burned=burned,
         identical=as_issued(suspect, vault.log()),
+        probe=probe,
+        confinement=confinement_of(suspect),
     )
     return Record(work, case)
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from tramark.evidence.case import Identical, Suspected
 from tramark.fleet.travels import frozen_part
 from tramark.suspects.base import Suspect
+from tramark.suspects.conventions import Conventions, Prepare
 from tramark.suspects.http import HttpSuspect
 from tramark.suspects.loaded import LoadedSuspect
 from tramark.suspects.module import ModuleSuspect
@@ -49,11 +50,27 @@ def suspected_of(suspect: nn.Module | Suspect) -> Suspected:
 def conventions_of(suspect: nn.Module | Suspect) -> dict[str, Any]:
     """How a suspect is asked and read, as plain values without fractions; no token among them."""
     named = {name: getattr(suspect, name) for name in ("conventions", "template") if hasattr(suspect, name)}
-    plain = {"adapter": type(suspect).__name__, **{name: _plain(value) for name, value in named.items()}}
+    values = {"adapter": type(suspect).__name__, **{name: plain(value) for name, value in named.items()}}
     if isinstance(suspect, HttpSuspect):
         # The query is part of what is asked, but may hold a token.
-        plain["url"] = hashlib.sha256(suspect.client.url.encode()).hexdigest()
-    return plain
+        values["url"] = hashlib.sha256(suspect.client.url.encode()).hexdigest()
+    return values
+
+
+def conventions_in(recorded: Mapping[str, Any], *, prepare: Prepare | None = None) -> Conventions:
+    """The conventions that a case records as plain values; `prepare` is used if they say that it was."""
+    values = {name: value for name, value in recorded.items() if name != "prepare"}
+    for name in ("value_range", "mean", "std"):
+        if values.get(name) is not None:
+            values[name] = tuple(map(float, values[name]))
+    if values.get("threshold") is not None:
+        values["threshold"] = float(values["threshold"])
+    return Conventions(**values, prepare=prepare if recorded.get("prepare", True) else None)
+
+
+def confinement_of(suspect: nn.Module | Suspect) -> tuple[str, ...] | None:
+    """What keeps a suspect from a file from doing harm; None for what is no file."""
+    return suspect.confinement if isinstance(suspect, LoadedSuspect) else None
 
 
 def as_issued(suspect: nn.Module | Suspect, entries: Iterable[Entry]) -> tuple[Identical, ...]:
@@ -97,12 +114,13 @@ def _file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A value for canonical JSON: floats as text, functions as true, no field that may hold a token."""
     if is_dataclass(value):
-        return {one.name: _plain(getattr(value, one.name)) for one in fields(value) if one.name not in _SECRET}
+        return {one.name: plain(getattr(value, one.name)) for one in fields(value) if one.name not in _SECRET}
     if isinstance(value, Mapping):
-        return {str(name): _plain(inner) for name, inner in value.items()}
+        return {str(name): plain(inner) for name, inner in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_plain(inner) for inner in value]
+        return [plain(inner) for inner in value]
     # How a keyring's source prepares inputs belongs to the keyring: it is recorded that it does.
     return True if callable(value) else repr(value) if isinstance(value, float) else value

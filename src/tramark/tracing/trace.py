@@ -22,9 +22,11 @@ from tramark.evidence.premise import ASSUMED, Premise
 from tramark.keys.keyring import Keyring
 from tramark.suspects.base import Suspect
 from tramark.suspects.module import Function, suspect_of
+from tramark.suspects.tried import Probed
 from tramark.tracing.casework import Record, begin
 from tramark.tracing.interview import Interview, Step
 from tramark.tracing.labels import by_accuracy, by_rank
+from tramark.tracing.probing import as_recorded, doubt_of, fed_as, probe_suspect, record_of
 from tramark.tracing.verdict import Ours, Verdict
 from tramark.tracing.weighing import Plan, weigh_all
 from tramark.vault.store import Vault
@@ -46,6 +48,8 @@ def trace(
     premise: Premise | None = None,
     suspected: Suspected | None = None,
     case: int | None = None,
+    probe: bool | Probed = True,
+    on_probe: Callable[[Probed], None] | None = None,
 ) -> Verdict:
     """Ask a suspect and say whose mark it carries.
 
@@ -70,6 +74,10 @@ def trace(
     suspected : what to record of the suspect, such as `suspected_at("model.onnx")`; by default the URL of a server, or
         the digest of a module. Say "address" as the kind of whatever lets somebody else see the questions.
     case : the number of an interrupted case, which goes on. The suspect and how it is fed and read must be the same.
+    probe : with a vault, find out by public inputs how the suspect is fed and read, before the first question. What its
+        conventions state stands; where they state nothing, what the probe proposes is used. A suspect that is probably
+        fed wrongly does not end in "nobody". Or what such a probe of this suspect found already.
+    on_probe : called with what the probe found.
     """
     if budget is not None and budget < 1:
         raise SettingError(f"a budget of {budget} queries: at least one is needed")
@@ -102,9 +110,11 @@ def trace(
         except SuspectError as error:
             error.transcript, error.case = interview.transcript, record.case.number if record else None
             raise
-        # A suspect without a mark clears nobody if no model ever had one.
-        blind = verdict.finding == "nobody" and not premise.issued
-        return replace(verdict, premise=premise, finding="inconclusive" if blind else verdict.finding)
+        # A suspect without a mark clears nobody if no model ever had one, or if it was fed wrongly.
+        doubt = doubt_of(record.case.probe if record else None, [step.answer for step in verdict.transcript])
+        blind = verdict.finding == "nobody" and (not premise.issued or doubt is not None)
+        finding = "inconclusive" if blind else verdict.finding
+        return replace(verdict, premise=premise, finding=finding, doubt=doubt if finding == "inconclusive" else None)
 
     if isinstance(keys, Keyring):
         if case is not None:
@@ -116,12 +126,23 @@ def trace(
         by_rank(Interview(suspect, keyring), references)
     named = "paper" if rule == "paper" else "label answers" if keyring.assignment == "label" else RULE
     assert named in (RULE, *HINTS)
+    suspect = suspect_of(suspect, keyring.source.prepare)
+    found = probe if isinstance(probe, Probed) else None
+    if probe is True and case is None:
+        found = probe_suspect(suspect, keys, budget=budget)
+    if found is not None and case is None:
+        suspect = fed_as(suspect, found.conventions)
+        if on_probe is not None:
+            on_probe(found)
+    elif case is not None:
+        suspect = as_recorded(suspect, keys.cases.get(case))
     with keys.cases.casework() as work:
         record = begin(
             keys,
             work,
-            suspect_of(suspect, keyring.source.prepare),
+            suspect,
             number=case,
+            probe=record_of(found),
             rule=named,
             false_accusation=false_accusation,
             suspected=suspected,

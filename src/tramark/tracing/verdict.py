@@ -45,6 +45,7 @@ class Verdict:
     federation : the evidence from the federation's own key; None if that was not asked about.
     simulated : whether the vault is a simulation's, whose secret follows from the seed.
     restored : when the vault was restored from backups (ISO 8601).
+    doubt : if nobody is accused, why the suspect is probably fed or read wrongly; None if nothing speaks for that.
     """
 
     finding: Finding
@@ -64,6 +65,7 @@ class Verdict:
     federation: Ours | None = None
     simulated: bool = False
     restored: tuple[str, ...] = ()
+    doubt: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The main results as plain values."""
@@ -80,6 +82,10 @@ class Verdict:
             "federation": None if self.federation is None else asdict(self.federation),
             "case": None if self.case is None else self.case.number,
             "spent": None if self.case is None else self.case.spent,
+            "doubt": self.doubt,
+            "probe": None if self.case is None else self.case.probe,
+            "confinement": None if self.case is None or self.case.confinement is None else list(self.case.confinement),
+            "conventions": None if self.case is None else dict(self.case.conventions),
             "identical": [] if self.case is None else [asdict(one) for one in self.case.identical],
             "simulated": self.simulated,
             "restored": list(self.restored),

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
     from tramark.fleet.layout import State
     from tramark.keys.keyring import Keyring
+    from tramark.suspects.reference import Reference
+
+REFERENCE = "reference"
 
 
 class Vault:
@@ -182,17 +185,31 @@ class Vault:
             revealed = {"event": "beacon-revealed", "commitment": links[-1].digest, "value": value.hex()}
             self.storage.commit([revealed], {KEYRING: canonical(plain)})
 
-    def save(self, keyring: "Keyring", state: Mapping[str, Any], report: Mapping[str, Any] | None = None) -> None:
-        """Keep a server's keyring, its `state_dict()` and its last round's report, all or nothing.
+    def save(
+        self,
+        keyring: "Keyring",
+        state: Mapping[str, Any],
+        report: Mapping[str, Any] | None = None,
+        reference: "Reference | None" = None,
+    ) -> None:
+        """Keep a server's keyring, its `state_dict()`, its last round's report and its base's answers to public inputs.
 
-        A few earlier states are kept, too: see `checkpoints`.
+        All or nothing is kept. A few earlier states are kept, too: see `checkpoints`.
         """
         from tramark.vault.packing import pack
 
         reports = {} if report is None else {REPORTS: with_report(self.reports(), report)}
+        answers = {} if reference is None else {REFERENCE: pack({"reference": reference.to_dict()})}
         round = int(state["round"])
         gone = checkpoints.dropped(self.names, round)
-        self.save_keyring(keyring, {checkpoints.name_of(round): pack(state), **reports}, drop=gone)
+        self.save_keyring(keyring, {checkpoints.name_of(round): pack(state), **reports, **answers}, drop=gone)
+
+    def reference(self) -> "Reference | None":
+        """The base's answers to public inputs, as last saved; None before that, and in vaults of earlier versions."""
+        from tramark.suspects.reference import Reference
+        from tramark.vault.packing import unpack
+
+        return Reference.from_dict(unpack(self.get(REFERENCE))["reference"]) if REFERENCE in self.names else None
 
     def saved(self) -> dict[str, Any] | None:
         """The server's state as last saved; None before that."""

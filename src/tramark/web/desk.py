@@ -125,7 +125,13 @@ class Desk:
         with self._mutex:
             self._make_room()
             self.traces[label] = Trace(suspected_at(target), adapter, order)
+        if not remote and order.case is None:
+            self.probe(label)
         return label
+
+    def probe(self, label: str) -> None:
+        """Find out how a suspect on the desk is fed and read."""
+        self._opener.submit(self.traces[label].probe, self.vault).result()
 
     def close(self) -> None:
         """Stop what is being asked, forget the key, and delete what was uploaded."""

@@ -21,6 +21,7 @@ from tramark.errors import SettingError, TramarkError, VaultError
 from tramark.evidence.case import Case
 from tramark.evidence.published import utc
 from tramark.report.page import PAGE, PUBLIC, STATEMENT, templates
+from tramark.suspects.probe import QUERIES
 from tramark.tracing.handover import make_statement
 from tramark.web.desk import Desk
 from tramark.web.forms import CHOICES, EDGES, NUMBERS, fields_of, order_in
@@ -52,6 +53,7 @@ class Pages:
             Route("/unlock", self.unlock, methods=["POST"]),
             Route("/traces", self.lay, methods=["POST"]),
             Route("/traces/{label}", self.trace),
+            Route("/traces/{label}/probe", self.probe, methods=["POST"]),
             Route("/traces/{label}/begin", self.begin, methods=["POST"]),
             Route("/traces/{label}/stop", self.stop, methods=["POST"]),
             Route("/traces/{label}/events", self.events),
@@ -116,11 +118,21 @@ class Pages:
             state=one.state,
             suspect=one.suspected,
             preview=one.preview(self.desk.keyring),
+            probed=one.probed,
+            trouble=one.trouble,
+            most=QUERIES,
             order=one.order,
             spent=vault.cases.spent,
             limit=vault.cases.limit,
             end=known[-1] if known and one.state in ("done", "failed") else None,
         )
+
+    async def probe(self, request: Request) -> Response:
+        """Asks a suspect public inputs, to find out how it is fed and read."""
+        await self._owned(request)
+        self._trace(request)
+        await run_in_threadpool(self.desk.probe, request.path_params["label"])
+        return RedirectResponse(f"/traces/{request.path_params['label']}#probe", 303)
 
     async def begin(self, request: Request) -> Response:
         """Starts to ask a suspect."""

@@ -18,7 +18,9 @@ from tramark.report.feeding import fed
 from tramark.report.page import shown_input
 from tramark.report.words import verdict_sentence
 from tramark.suspects.base import Adapter
+from tramark.suspects.tried import Probed
 from tramark.tracing.interview import Step
+from tramark.tracing.probing import fed_as, probe_suspect
 from tramark.tracing.suspected import conventions_of
 from tramark.tracing.trace import trace
 from tramark.vault.store import Vault
@@ -45,6 +47,8 @@ class Trace:
 
     def __init__(self, suspected: Suspected, adapter: Adapter, order: Order) -> None:
         self.suspected, self.adapter, self.order = suspected, adapter, order
+        self.probed: Probed | None = None
+        self.trouble = ""
         self.events: list[Event] = []
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
@@ -58,11 +62,23 @@ class Trace:
         last = self.events[-1]["event"] if self.events else ""
         return last if last in ("done", "failed") else "running"
 
+    @property
+    def fed(self) -> Adapter:
+        """The suspect, fed and read as the probe proposes."""
+        return self.adapter if self.probed is None else fed_as(self.adapter, self.probed.conventions)  # type: ignore[return-value]
+
+    def probe(self, vault: Vault) -> None:
+        """Find out by public inputs how the suspect is fed and read, or why that cannot be. No question is asked."""
+        try:
+            self.probed = probe_suspect(self.adapter, vault, budget=self.order.options.get("budget"))
+        except TramarkError as error:
+            self.trouble = str(error)
+
     def preview(self, keyring: Keyring) -> dict[str, Any]:
         """What the suspect will be fed: pictures, numbers and conventions. Nothing is run and nothing is sent."""
         raw = keyring.raw(keyring.chosen or (0,), "held-out")[:PICTURES, 0]
         shown: dict[str, Any] = {
-            "fed": fed(conventions_of(self.adapter)),
+            "fed": fed(conventions_of(self.fed)),
             "confinement": list(getattr(self.adapter, "confinement", ())),
             "questions": [shown_input(one) for one in raw],
             "seen": [],
@@ -70,7 +86,7 @@ class Trace:
             "problem": "",
         }
         try:
-            shown["words"] = self.adapter.preview(raw).splitlines()[-1]
+            shown["words"] = self.fed.preview(raw).splitlines()[-1]
             shown["seen"] = [shown_input(one) for one in self._as_seen(raw)]
         except TramarkError as error:
             shown["problem"] = str(error)
@@ -95,7 +111,7 @@ class Trace:
 
     def _as_seen(self, raw: torch.Tensor) -> torch.Tensor:
         """Inputs as the suspect will see them: pictures from their darkest value to their brightest."""
-        conventions = replace(self.adapter.conventions, layout="NCHW", flat=False, dtype=None)  # type: ignore[attr-defined]
+        conventions = replace(self.fed.conventions, layout="NCHW", flat=False, dtype=None)  # type: ignore[attr-defined]
         inputs: torch.Tensor = conventions.inputs(raw)
         if raw.dtype != torch.uint8 or inputs.ndim != 4:
             return inputs
@@ -117,6 +133,7 @@ class Trace:
                 progress=progress,
                 suspected=None if self.suspected.remote else self.suspected,
                 case=self.order.case,
+                probe=self.probed or True,
                 **self.order.options,
             )
         except TramarkError as error:

@@ -33,6 +33,7 @@ from tramark.suspects.base import Suspect
 class Waffle(Taught):
     """WAFFLE's server.
 
+    >>> from tramark.keys.pictures import WafflePatterns
     >>> net = nn.Sequential(nn.Flatten(), nn.Linear(144, 64), nn.ReLU(), nn.Linear(64, 10))
     >>> scene = Scene(("alice", "bob"), classes=10, source=WafflePatterns((1, 12, 12)), secret=b"s" * 32)
     >>> server = Waffle.make(net, scene)

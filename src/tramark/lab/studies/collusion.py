@@ -10,6 +10,7 @@ from tramark.lab.studies.markdown import markdown_table
 from tramark.lab.studies.numbers import average, by
 from tramark.lab.studies.study import Case, Glance, Row
 
+KINDS = ("right", "wrong", "nobody", "inconclusive")
 WAYS = ("average", "mix-tensors", "mix-weights", "extreme")
 
 
@@ -36,9 +37,9 @@ class CollusionStudy(Attacked):
         for (group,), own in by(results(rows), "group").items():
             for attack in dict.fromkeys(one["attack"] for one in own):
                 some = [one for one in own if one["attack"] == attack]
-                counts = [str(sum(one["verdicts"][kind] for one in some)) for kind in some[0]["verdicts"]]
+                counts = [str(sum(one["verdicts"][kind] for one in some)) for kind in KINDS]
                 lines.append([group, attack, cell(some, "ma_before"), cell(some, "ma"), *counts])
-        headings = ["method", "attack", "MA before", "MA", "right", "wrong", "nobody", "inconclusive"]
+        headings = ["method", "attack", "MA before", "MA", *KINDS]
         return (
             f"{markdown_table(headings, lines, left=2)}\n\nCounts of groups of colluders. *Right* names at least one "
             "of them and nobody else; *wrong* names somebody innocent."

@@ -38,7 +38,10 @@ class FalseAccusations(Scaled):
         for number, rule in enumerate(RULES):
             # Triggers from a data set have no secret: another keyring would ask the same.
             count = 1 if RULES[rule][0] == "paper" else keyrings
-            one = case(f"rule-{number}", settings, minutes=2.0, rule=rule, keyrings=count, triggers=sets or ("waffle",))
+            minutes = 0.1 if self.scale == "smoke" else 2.0
+            one = case(
+                f"rule-{number}", settings, minutes=minutes, rule=rule, keyrings=count, triggers=sets or ("waffle",)
+            )
             made.append(Case(one.name, one.settings, (*one.sets, *sets), one.parts, one.minutes))
         return made
 

@@ -169,8 +169,7 @@ def _legend(figure: "Figure", looks: Mapping[str, Look], *, hollow: bool = False
         ring = Line2D([], [], marker="o", linestyle="", markerfacecolor="none", markeredgecolor=INK)
         ring.set_label("hollow: the paper's")
         handles.append(ring)
-    # Below the axes, where nothing is drawn.
+    # Below the axes, where nothing is drawn; long labels leave room for two columns.
     if len(handles) > 1:
-        figure.legend(
-            handles=handles, loc="outside lower center", ncols=min(3, len(handles)), fontsize=9, frameon=False
-        )
+        columns = min(len(handles), 3 if max(len(str(one.get_label())) for one in handles) <= 20 else 2)
+        figure.legend(handles=handles, loc="outside lower center", ncols=columns, fontsize=9, frameon=False)

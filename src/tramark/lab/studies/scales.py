@@ -5,6 +5,7 @@ other data sets have a smaller net instead of AlexNet, VGG-16 and ViT, which wou
 `smoke`, all of them are a small net on scikit-learn's digits. `VARIANTS` are the methods that are compared.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -100,7 +101,7 @@ def case(name: str, settings: Settings, *, minutes: float = 0.0, **labels: Any) 
     """A case that uses one federation. `labels` say what it is, and go into the settings of its row."""
     plain = plain_settings(settings)
     return Case(
-        name,
+        re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-"),
         {**labels, "federation": plain},
         sets=sets_of(settings),
         parts=(Part(plain, minutes_for(settings)),),

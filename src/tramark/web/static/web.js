@@ -41,7 +41,7 @@ if (drop) {
 
 const live = byId("live");
 if (live) {
-  const kinds = { client: "Mark found", several: "Marks found", nobody: "Nobody", inconclusive: "Inconclusive",
+  const kinds = { client: "Mark found", several: "Marks found", federation: "Ours, though not whose", nobody: "Nobody", inconclusive: "Inconclusive",
     unbounded: "A hint, not a proof" };
   const plot = { names: [], lines: [], low: [], high: [], needed: 7, questions: 1 };
   const waiting = [];
