@@ -3,9 +3,9 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
-EXTRAS := dev,lab,onnx,flower,nvflare,web
+EXTRAS := dev,docs,lab,onnx,flower,nvflare,web
 
-.PHONY: setup demo demo-flower demo-nvflare test test-fast test-flower coverage lint format bench arena clean
+.PHONY: setup demo demo-flower demo-nvflare test test-fast test-flower coverage lint format docs dist bench arena clean
 
 setup: $(READY)
 
@@ -59,6 +59,13 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# The site, in docs/_build/html. It needs no network; a warning is an error, and so is a link that leads nowhere.
+docs: $(READY)
+	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
+
+dist: $(READY)
+	$(BIN)/python -m build
+
 # Every method on one budget, and then every attack on each of them. It takes hours, and goes on where it was stopped.
 ARENA := --samples-per-client 1000 --local-epochs 2 --rounds 24 --warmup 12
 THIEVES ?= 1
@@ -75,4 +82,4 @@ bench: $(READY)
 	$(BIN)/python benchmarks/round.py --presets default
 
 clean:
-	rm -rf $(VENV) .venv-flower-* demo runs/demo-flower runs/demo-nvflare .pytest_cache .mypy_cache .ruff_cache htmlcov .coverage
+	rm -rf $(VENV) .venv-flower-* demo runs/demo-flower runs/demo-nvflare .pytest_cache .mypy_cache .ruff_cache htmlcov .coverage dist docs/_build

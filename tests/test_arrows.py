@@ -80,9 +80,9 @@ def test_evidence_knows_neither_torch_nor_the_product(path: Path) -> None:
 
 
 def drawn() -> dict[str, set[str]]:
-    """The rooms on the map in docs/architecture.md, with the modules that each line names."""
-    page = (Path(__file__).parent.parent / "docs" / "architecture.md").read_text()
-    block = page.partition("```\nsrc/tramark/\n")[2].partition("```")[0]
+    """The rooms on the map in docs/explanation/architecture.md, with the modules that each line names."""
+    page = (Path(__file__).parent.parent / "docs" / "explanation" / "architecture.md").read_text()
+    block = page.partition("```text\nsrc/tramark/\n")[2].partition("```")[0]
     rows = [line.split(maxsplit=1) for line in block.splitlines()]
     return {
         name.rstrip("/").removesuffix(".py"): set(text.rpartition(": ")[2].split(", ")) if ": " in text else set()

@@ -1,4 +1,4 @@
-"""An expert checks evidence in an environment without torch, with the packages that docs/statement.md names."""
+"""An expert checks evidence without torch, with the packages that docs/reference/statement.md names."""
 
 import re
 import shlex
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.slow
 def test_evidence_is_checked_with_what_the_documents_name_and_no_more(tmp_path: Path) -> None:
     named = re.search(
-        r"pip install --no-deps tramark\npip install (.*)\n", (ROOT / "docs" / "statement.md").read_text()
+        r"pip install --no-deps tramark\npip install (.*)\n", (ROOT / "docs" / "reference" / "statement.md").read_text()
     )
     assert named is not None
     venv.create(tmp_path / "bare", with_pip=True)

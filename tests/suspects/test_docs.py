@@ -1,4 +1,4 @@
-"""What docs/suspects.md shows must run."""
+"""What docs/reference/suspects.md shows must run."""
 
 import json
 import re
@@ -10,7 +10,7 @@ import pytest
 from tramark.suspects.conventions import Conventions
 from tramark.suspects.json_api import JsonTemplate
 
-TEXT = (Path(__file__).parents[2] / "docs" / "suspects.md").read_text()
+TEXT = (Path(__file__).parents[2] / "docs" / "reference" / "suspects.md").read_text()
 BLOCKS = re.findall(r"```(\w*)\n(.*?)```", TEXT, flags=re.DOTALL)
 
 
@@ -21,7 +21,7 @@ def test_the_python_runs_from_top_to_bottom(
     names: dict[str, Any] = {}
     for kind, code in BLOCKS:
         if kind == "python":
-            exec(compile(code, "docs/suspects.md", "exec"), names)
+            exec(compile(code, "docs/reference/suspects.md", "exec"), names)
     assert names["verdict"].clients == ()
     (shown,) = (code for kind, code in BLOCKS if kind == "text")
     assert capsys.readouterr().out.splitlines()[:-1] == shown.splitlines()[:-1]

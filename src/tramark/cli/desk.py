@@ -31,7 +31,9 @@ ModelOption = Annotated[
 ]
 ConventionsOption = Annotated[
     Path | None,
-    existing_file(help="JSON file that says how the suspect is fed and its labels are read (docs/suspects.md)."),
+    existing_file(
+        help="JSON file that says how the suspect is fed and its labels are read (docs/reference/suspects.md)."
+    ),
 ]
 TemplateOption = Annotated[
     Path | None, existing_file(help="JSON file that says how to ask a JSON API of any other kind (URLs only).")

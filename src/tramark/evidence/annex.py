@@ -5,7 +5,7 @@ commitments, and openings: that these inputs, and the accused's answers to them,
 can be named, but the model is the federation's, its own answers to the common questions are opened instead. Of other
 clients it opens nothing, unless somebody is accused by the company look alone; then no more than that takes
 (`reweigh`). The record names nobody else: what is burned for others is left out. An annex is one canonical JSON text.
-It can be encrypted to an expert's X25519 key (HPKE, RFC 9180). docs/statement.md has its fields.
+It can be encrypted to an expert's X25519 key (HPKE, RFC 9180). docs/reference/statement.md has its fields.
 """
 
 import base64

@@ -5,7 +5,7 @@ that these inputs, and the accused clients' answers to them, are what was commit
 no question that was not asked, and no answer of a client that is not accused, unless a client is accused by the
 company look, which takes everybody's answers. `verify_bundle` checks all of it and weighs the evidence again from the
 opened answers; `Findings` say what that proves and what it cannot prove. A bundle is one canonical JSON text, so no
-byte of it can change unnoticed. docs/report.md has its fields.
+byte of it can change unnoticed. docs/reference/report.md has its fields.
 """
 
 import base64

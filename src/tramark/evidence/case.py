@@ -14,7 +14,7 @@ from tramark.evidence.looks import Finding
 from tramark.evidence.premise import Premise
 
 RULE = "e-values 3"
-"""The rule by which answers are weighed, with the bound of docs/evidence.md."""
+"""The rule by which answers are weighed, with the bound of docs/explanation/evidence.md."""
 
 HINTS = ("label answers", "paper")
 """Rules without a bound: they spend no error, and there is no evidence to hand over."""

@@ -7,7 +7,7 @@ about the other leaves, since each has a secret salt of its own. Clients that jo
 names the one before, and so do questions that are retouched after they were chosen, and a new signing key, which the
 old one signs too. If other questions are chosen, a further commitment has everybody's answers to those. Early vaults
 commit to the answers to all questions of the pool instead. Trees are those of RFC 6962, and the number of leaves is
-part of what is signed. Checking needs no secret and no tensor library; `docs/vault.md` describes all of it
+part of what is signed. Checking needs no secret and no tensor library; `docs/reference/vault.md` describes all of it
 byte by byte.
 """
 

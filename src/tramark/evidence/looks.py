@@ -8,7 +8,7 @@ their result by `conclude`.
 
 Until somebody is accused, what is asked, when the asking ends and whether everybody is cleared depend on the suspect's
 answers alone; after that, on the accused's codewords too. Nothing that is seen from outside tells anything of an
-innocent's codeword. The argument is in docs/evidence.md.
+innocent's codeword. The argument is in docs/explanation/evidence.md.
 """
 
 import math

@@ -4,7 +4,7 @@ The looks at one client take its own answers alone. The company look also takes 
 the suspect's answers, and an annex opens no more of that than it must. Where others' answers are not opened, the
 worst is assumed: that all of them were to give an answer that was the client's as well, and none of them an answer
 that was not. The more clients share an answer, the less it tells for a client that it matches, and against one that it
-does not. So the true e-value is at least the one computed here (docs/evidence.md).
+does not. So the true e-value is at least the one computed here (docs/explanation/evidence.md).
 """
 
 import math

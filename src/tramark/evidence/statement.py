@@ -3,7 +3,7 @@
 It says which suspect was traced with which vault, how, at what error, and what was found. It has no question, no answer
 and no figure about anybody who is not accused. Everything in it that the confidential annex can prove follows from
 the annex's record, so `statement_of` makes the statement, and again what it must be when it is checked. The rest is the
-signer's word. docs/statement.md has all fields.
+signer's word. docs/reference/statement.md has all fields.
 """
 
 import json

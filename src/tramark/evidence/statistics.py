@@ -8,8 +8,8 @@ marks survive in a share s of the questions and who answer the others at random,
 
 Given all that went before, an innocent's next factor has mean one. So e_i is a martingale that starts at one, and by
 Ville's inequality P(e_i ever reaches n/ε) ≤ ε/n: one may look after every answer, stop at any time and accuse
-everybody who got there, and an innocent is among them with probability at most ε. docs/evidence.md derives it;
-`looks` applies it to a suspect.
+everybody who got there, and an innocent is among them with probability at most ε. docs/explanation/evidence.md
+derives it; `looks` applies it to a suspect.
 """
 
 import math
@@ -30,7 +30,7 @@ NO_ANSWER = -1
 """Stands for a label where a suspect gave none."""
 
 SURVIVING = (0.95, 0.75, 0.5, 0.25)
-"""The shares s, from a mark as good as new to one that is hardly there: docs/evidence.md compares them."""
+"""The shares s, from a mark as good as new to one that is hardly there: docs/explanation/evidence.md compares them."""
 
 
 class Shares(NamedTuple):

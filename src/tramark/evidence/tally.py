@@ -1,6 +1,7 @@
 """The evidence against each client, answer by answer: client by client, and counting who else could have answered so.
 
-A question that is burned for a client does not count for it: its factor is one. docs/evidence.md has the argument.
+A question that is burned for a client does not count for it: its factor is one. The argument is in
+docs/explanation/evidence.md.
 """
 
 import math

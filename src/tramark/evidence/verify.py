@@ -3,7 +3,8 @@
 What the annex proves is weighed again from the opened answers; whatever else the statement says must follow from the
 annex's record. `BadProof` is raised for what is forged, or signed by the wrong key; `Unreadable` for what is no
 evidence at all. Evidence that is in order may still not prove its finding to this reader, for want of the annex, of a
-published commitment or of a small enough error: `Findings.lacking` says why. docs/statement.md has the list of checks.
+published commitment or of a small enough error: `Findings.lacking` says why. docs/reference/statement.md has the list
+of checks.
 """
 
 import hashlib

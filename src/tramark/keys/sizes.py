@@ -9,8 +9,8 @@ CONVICTIONS = 3
 def common_needed(clients: int, classes: int, *, false_accusation: float = 1e-6) -> int:
     """The number of common questions that convict once, if all are answered as they should be.
 
-    It is the least k for which the e-value of docs/evidence.md, with the first look's share of the error, reaches
-    (clients + 1) / bound.
+    It is the least k for which the e-value of docs/explanation/evidence.md, with the first look's share of the error,
+    reaches (clients + 1) / bound.
 
     >>> common_needed(10, 10), common_needed(10, 2)
     (8, 27)

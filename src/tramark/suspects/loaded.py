@@ -17,7 +17,7 @@ class LoadedSuspect:
     loaded : the model.
     conventions : how it wants its inputs and names its labels, or just the `prepare` of a keyring's source.
     path : the file, for messages.
-    confinement : what keeps the model from doing harm (docs/suspects.md); empty if it runs in this process.
+    confinement : what keeps the model from doing harm (docs/reference/suspects.md); empty if it runs in this process.
     """
 
     # Nobody counts the questions that a file is asked.

@@ -2,7 +2,7 @@
 
 Label answers are neither secret nor drawn at random, so nothing protects an innocent whose label a model has a habit
 of giving. The paper's rule always accuses somebody. The comparison accuses only if the suspect stands out from models
-that are known to be unmarked (docs/evidence.md, "Label answers").
+that are known to be unmarked (docs/explanation/evidence.md, "Label answers").
 """
 
 from collections.abc import Sequence

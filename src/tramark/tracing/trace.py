@@ -3,9 +3,9 @@
 With code answers, the questions are asked in a fixed order, first one held-out variant of each. If that accuses
 nobody, the other variants of a few questions follow, and of all questions if they change any answer; each question
 counts once, by the plurality of its answers. If no client is accused, the questions of the federation's own key follow.
-Until somebody is accused, what is asked, and for how long, depends on no codeword (docs/evidence.md). `labels` has the
-rules without a bound. A trace with a vault is a case of that vault (`casework`); a trace with a keyring alone leaves no
-record and no evidence.
+Until somebody is accused, what is asked, and for how long, depends on no codeword (docs/explanation/evidence.md).
+`labels` has the rules without a bound. A trace with a vault is a case of it (`casework`); a trace with a keyring
+alone leaves no record and no evidence.
 """
 
 import math

@@ -2,7 +2,7 @@
 
 The common questions come last, and only if the looks that decide what is asked accuse no client: so they are spent, and
 burned, only where no client is named. Whether they are asked depends on no codeword of an innocent's, and on none of
-the federation's own answers (docs/evidence.md).
+the federation's own answers (docs/explanation/evidence.md).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -2,7 +2,7 @@
 
 A case is sealed like everything else, and the log says that it was opened, with what error, how it was closed and what
 burned. Cases have a lock of their own, so that a federation can train while a suspect is traced. It admits one trace
-at a time: the bound over the life of a vault holds for cases one after the other (docs/evidence.md).
+at a time: the bound over the life of a vault holds for cases one after the other (docs/explanation/evidence.md).
 """
 
 import json

@@ -2,7 +2,7 @@
 
 A file has its own key, made from the vault's data key, a salt, the vault's id and the file's path (the label). Its
 content is encrypted with AES-256-GCM in chunks of one MiB. The nonce of a chunk is its number and whether it is the
-last one, so no chunk can be moved or cut off. `docs/vault.md` has the bytes.
+last one, so no chunk can be moved or cut off. `docs/reference/vault.md` has the bytes.
 """
 
 import secrets

@@ -2,7 +2,7 @@
 
 A change is made when a new head has replaced the old one. So a directory whose writer was killed at any moment opens
 as it was before or after, never in between, and whatever differs from what the head says was not written by a holder
-of the key. `docs/vault.md` has the steps and the argument.
+of the key. `docs/reference/vault.md` has the steps and the argument.
 """
 
 import io

@@ -2,8 +2,8 @@
 
 Secrets (the keyring, the signing key, the server's state) are sealed under a random data key, which is itself wrapped
 by a key from a passphrase or a key file. The log of what was issued is hash-chained and readable by anybody.
-`Storage` keeps both so that a crash loses nothing; here is what a federation does with them. `docs/vault.md` has the
-files, the argument and the threat model.
+`Storage` keeps both so that a crash loses nothing; here is what a federation does with them. `docs/reference/vault.md`
+has the files, the argument and the threat model.
 """
 
 import json
