@@ -46,8 +46,7 @@ class MerkleTree:
 
 def root_of(leaves: bytes) -> bytes:
     """The root of the tree over leaves that are hashed already, given one after the other."""
-    root: bytes = roots(np.frombuffer(leaves, np.uint8).reshape(1, -1, 32))[0].tobytes()
-    return root
+    return bytes(roots(np.frombuffer(leaves, np.uint8).reshape(1, -1, 32))[0])
 
 
 def roots(leaves: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -15,7 +15,7 @@ from tramark.vault import commit
 from tramark.vault.files import sync_directory
 from tramark.vault.lock import KeySource
 from tramark.vault.log import Entry
-from tramark.vault.storage import COMMITMENTS, KEYRING, SIGNING, Storage, now
+from tramark.vault.storage import KEYRING, SIGNING, Storage, now
 
 if TYPE_CHECKING:
     from tramark.keys.keyring import Keyring
@@ -37,9 +37,8 @@ def new_vault(path: Path, keyring: "Keyring", source: KeySource, *, simulated: b
             {
                 KEYRING: canonical(keyring.to_dict()),
                 SIGNING: signing_key.private_bytes_raw(),
-                COMMITMENTS: commit.chain_text([(first, leaves)]),
             },
-            publish=True,
+            publish=[(first, leaves)],
         )
         move_there(storage, path)
         undo.pop_all()

@@ -12,7 +12,7 @@ from tramark.errors import SettingError
 from tramark.evidence import commitment as commitments
 from tramark.evidence.beacon import Beacon
 from tramark.vault import commit
-from tramark.vault.storage import COMMITMENTS, SIGNING, Storage, now
+from tramark.vault.storage import SIGNING, Storage, now
 
 if TYPE_CHECKING:
     from tramark.keys.keyring import Keyring
@@ -28,8 +28,8 @@ def sign(storage: Storage, purpose: str, message: bytes) -> str:
     return commitments.sign(signing_key(storage), purpose, message)
 
 
-def commit_again(storage: Storage, keyring: "Keyring", *, retouched: bool, beacon: Beacon | None) -> tuple[str, bytes]:
-    """The digest of a further commitment, to a keyring that has changed, and the chain with it, as bytes."""
+def commit_again(storage: Storage, keyring: "Keyring", *, retouched: bool, beacon: Beacon | None) -> commit.Chain:
+    """The chain with a further commitment, to a keyring that has changed."""
     chain = storage.chain()
     added = commit.commit(
         keyring,
@@ -40,7 +40,7 @@ def commit_again(storage: Storage, keyring: "Keyring", *, retouched: bool, beaco
         retouched=retouched,
         beacon=beacon,
     )
-    return added[0].digest, commit.chain_text([*chain, added])
+    return [*chain, added]
 
 
 def rotate(storage: Storage) -> tuple[str, str]:
@@ -50,8 +50,7 @@ def rotate(storage: Storage) -> tuple[str, str]:
         added = commit.hand_over(chain[-1][0], old, new, time=now())
         public = commit.public_key(old), added.public_key
         rotated = {"event": "signing-key-rotated", "from": public[0], "to": public[1], "commitment": added.digest}
-        blobs = {SIGNING: new.private_bytes_raw(), COMMITMENTS: commit.chain_text([*chain, (added, b"")])}
-        storage.commit([rotated], blobs, publish=True)
+        storage.commit([rotated], {SIGNING: new.private_bytes_raw()}, publish=[*chain, (added, b"")])
         return public
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Self
 
 from tramark.errors import Damaged, VaultError
-from tramark.vault.commit import Chain, public_text, read_chain
+from tramark.vault.commit import Chain, chain_text, public_text, read_chain
 from tramark.vault.files import irregular, prepare, put_in_place, replace_file, sync_directory, write_from, write_new
 from tramark.vault.head import (
     CASES_LOCK,
@@ -179,12 +179,12 @@ class Storage:
         entries: Sequence[Entry],
         blobs: Mapping[str, bytes],
         *,
-        publish: bool = False,
+        publish: Chain | None = None,
         drop: Collection[str] = (),
     ) -> None:
         """Append entries to the log, seal blobs and delete those in `drop`, all or nothing.
 
-        `publish` says that the commitments changed.
+        `publish` are the commitments, if they changed.
 
         If the disk fails or is full, `VaultError` is raised and nothing has changed; try again when there is room.
         """
@@ -208,7 +208,7 @@ class Storage:
                 )
 
     def _decide(
-        self, entries: Sequence[Entry], blobs: Mapping[str, bytes], publish: bool, drop: Collection[str]
+        self, entries: Sequence[Entry], blobs: Mapping[str, bytes], publish: Chain | None, drop: Collection[str]
     ) -> Head:
         """Write the sealed files, then the head, by which the change happens; returns that head."""
         key, head = self._writable(), self.head()
@@ -218,19 +218,22 @@ class Storage:
             self._check_log(head)
         lines = chained(entries, head, now())
         sealed = {name: version for name, version in head.sealed.items() if name not in drop}
-        for name, data in blobs.items():
+        kept = blobs if publish is None else {**blobs, COMMITMENTS: chain_text(publish)}
+        for name, data in kept.items():
             sealed[name] = secrets.token_hex(8)
             label = sealed_label(name, sealed[name])
             write_new(self.path / label, seal(key, self.id, label, data))
-        if blobs:
+        if kept:
             sync_directory(self.path / SEALED)
+        if publish is not None:
+            self._chain = sealed[COMMITMENTS], publish
         text = b"".join(lines)
         after = Head(
             entries=head.entries + len(lines),
             length=head.length + len(text),
             hash=line_hash(lines[-1]) if lines else head.hash,
             sealed=sealed,
-            pending=Pending(head.length, text.decode(), publish) if lines or publish else None,
+            pending=Pending(head.length, text.decode(), publish is not None) if lines or publish else None,
         )
         self.write_head(after)
         return after

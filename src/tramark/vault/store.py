@@ -92,7 +92,10 @@ class Vault:
         path = Path(path)
         source = find_key(path, passphrase=passphrase, key_file=key_file)
         storage = new_vault(path, keyring, source, simulated=simulated)
-        return cls(storage, images_of(keyring.source))
+        vault = cls(storage, images_of(keyring.source))
+        # With a million clients, a copy of their names counts.
+        vault._keyring = storage.head().sealed[KEYRING], keyring
+        return vault
 
     @classmethod
     def open(
@@ -170,14 +173,14 @@ class Vault:
             new = {name: new[name] for name in new if name != "beacons"} | ({"beacons": beacons} if beacons else {})
             if committed or noted:
                 blobs[KEYRING] = canonical(new)
+            del old, new  # With a million clients, two copies of their names count.
+            chain = None
             if committed:
                 self._check_choice(committed)
-                digest, blobs[COMMITMENTS] = signing.commit_again(
-                    self.storage, keyring, retouched=retouched, beacon=beacon
-                )
-                committed = [event | {"commitment": digest} for event in committed]
+                chain = signing.commit_again(self.storage, keyring, retouched=retouched, beacon=beacon)
+                committed = [event | {"commitment": chain[-1][0].digest} for event in committed]
             if blobs:
-                self.storage.commit([*committed, *noted], blobs, publish=bool(committed), drop=drop)
+                self.storage.commit([*committed, *noted], blobs, publish=chain, drop=drop)
             if [list(one) for one in keyring.beacons] == beacons:
                 self._keyring = self.storage.head().sealed[KEYRING], keyring
 
