@@ -46,8 +46,10 @@ def _codes(epilog: str) -> str:
 
 
 def _text(help: str | None) -> str:
-    """Help as Markdown: brackets and angles are not markup."""
-    return (help or "").replace("<", "\\<").replace("[", "\\[").replace("*", "\\*").replace("_", "\\_")
+    """Help as Markdown: brackets and angles are not markup. Typer has escaped some brackets already."""
+    return (
+        (help or "").replace("\\[", "[").replace("<", "\\<").replace("[", "\\[").replace("*", "\\*").replace("_", "\\_")
+    )
 
 
 class Commands(SphinxDirective):

@@ -1,21 +1,23 @@
 """Everything that the other pages show runs; every link leads somewhere; and little is left out."""
 
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pages import ROOT, RUN, SHOWN, blocks
+from typer.main import get_command
+
+from tramark.cli import app
 
 DOCS = ROOT / "docs"
 WRITTEN = [page for page in sorted(DOCS.rglob("*.md")) if "_build" not in page.parts]
-# docs/reference/suspects.md has a test of its own, tests/suspects/test_docs.py.
 OTHERS = [
     page
     for page in [ROOT / "CONTRIBUTING.md", *WRITTEN]
-    if page.parent.name not in ("tutorials", "how-to")
-    and page.name != "suspects.md"
-    and any(block.kind in RUN for block in blocks(page.read_text()))
+    if page.parent.name not in ("tutorials", "how-to") and any(block.kind in RUN for block in blocks(page.read_text()))
 ]
 ALL = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "SECURITY.md", *WRITTEN]
 
@@ -67,3 +69,33 @@ def test_the_pages_of_the_site_are_all_in_its_contents() -> None:
         )
         assert listed is not None
         assert set(listed[1].split()) | {"index"} == {page.stem for page in (DOCS / folder).glob("*.md")}
+
+
+@pytest.mark.parametrize("page", ALL, ids=lambda page: page.stem)
+def test_commands_in_a_sentence_exist(page: Path) -> None:
+    for words in re.findall(r"(?<!`)`((?:tramark|python|pytest|make) [^`]*)`(?!`)", page.read_text()):
+        program, *rest = shlex.split(words.replace("[", "").replace("]", ""))
+        if program == "tramark":
+            # What a signature or a key is made for begins with the same word.
+            purpose = f'"{words}' in SOURCE or f'"{words.removeprefix("tramark ")}"' in SOURCE
+            assert known(get_command(app), rest) or purpose, words
+        elif program == "make":
+            assert re.search(rf"^{rest[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), words
+        else:
+            script = ROOT / rest[0].partition("::")[0]
+            assert script.exists(), words
+            if program == "python":
+                assert all(f'"{word}"' in script.read_text() for word in rest if word.startswith("--")), words
+
+
+SOURCE = "".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+
+
+def known(command: Any, words: list[str]) -> bool:
+    """Whether a command has the subcommands and options that are named."""
+    while words and words[0] in getattr(command, "commands", {}):
+        command = command.commands[words.pop(0)]
+    options = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts, "--help")}
+    if hasattr(command, "commands") and words and not words[0].startswith(("-", "…")):
+        return False
+    return words[:1] == ["…"] or {word for word in words if word.startswith("--")} <= options

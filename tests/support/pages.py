@@ -5,6 +5,8 @@ written to it. A `text` block shows what the block before it prints: its lines m
 for anything. `json` and `toml` must be well-formed. Comments in a page's source say what a reader need not see:
 
     <!-- run …code… -->          Python that is run at this place
+    <!-- smaller                 the next block takes hours, or never ends: it is run with these words replaced
+    OLD => NEW -->
     <!-- not run: reason -->     the next block cannot be run in a test
     <!-- not output -->          the next `text` block is no output
 
@@ -26,7 +28,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 RUN = ("python", "sh")
-SHOWN = ("shell", "text", "diff", "mermaid", "{commands}", "{toctree}", "{eval-rst}")
+SHOWN = ("text", "diff", "mermaid", "{commands}", "{toctree}", "{eval-rst}")
 
 _PART = re.compile(r"<!-- (?P<note>.*?)-->|^```(?P<kind>\S*)\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE)
 
@@ -42,11 +44,23 @@ class Block:
     """Why it is not run."""
     output: bool = True
     """Whether a `text` block is what the one before prints."""
+    replaced: tuple[tuple[str, str], ...] = ()
+    """What a test replaces in the code before it runs it."""
+
+    @property
+    def run(self) -> str:
+        """The code as a test runs it."""
+        code = self.code
+        for old, new in self.replaced:
+            assert old in code, f"line {self.line}: there is no {old!r} to replace"
+            code = code.replace(old, new)
+        return code
 
 
 def blocks(text: str) -> Iterator[Block]:
     """The blocks of a page, in order."""
     left_out, output = "", True
+    replaced: tuple[tuple[str, str], ...] = ()
     for part in _PART.finditer(text):
         line = text.count("\n", 0, part.start()) + 1
         if (note := part["note"]) is not None:
@@ -54,11 +68,14 @@ def blocks(text: str) -> Iterator[Block]:
                 yield Block(line, "hidden", note.removeprefix("run\n"))
             elif note.startswith("not run:"):
                 left_out = " ".join(note.removeprefix("not run:").split())
+            elif note.startswith("smaller\n"):
+                pairs = (row.split(" => ") for row in note.splitlines()[1:])
+                replaced = tuple((old, new) for old, new in pairs)
             elif note.strip() == "not output":
                 output = False
             continue
-        yield Block(line, part["kind"], part["code"], left_out, output)
-        left_out, output = "", True
+        yield Block(line, part["kind"], part["code"], left_out, output, replaced)
+        left_out, output, replaced = "", True, ()
 
 
 def play(page: Path) -> None:
@@ -75,13 +92,13 @@ def play(page: Path) -> None:
             if file:
                 Path(file[1]).write_text(block.code)
                 continue
-            code = compile("\n" * block.line + block.code, str(page), "exec")
+            code = compile("\n" * block.line + block.run, str(page), "exec")
             with _captured() as output:
                 exec(code, names)
             printed = output.pop()
         elif block.kind == "sh":
             ended = subprocess.run(
-                ["bash", "-euo", "pipefail", "-c", block.code],
+                ["bash", "-euo", "pipefail", "-c", block.run],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
