@@ -50,7 +50,7 @@ def test_issued_models_are_named_and_as_good_as_their_base(
     issued = [server.client_model(client) for client in CLIENTS]
     base = toy.accuracy(server.base_model())
     assert base > 0.8, "the task was learnt"
-    assert sum(map(toy.accuracy, issued)) / len(issued) > base - 0.035
+    assert sum(map(toy.accuracy, issued)) / len(issued) > base - 0.03
     assert [trace(one, server.keyring).clients for one in issued] == [(client,) for client in CLIENTS]
 
 

@@ -5,7 +5,7 @@ answers. What training does to a mark is seen by replaying other clients' last u
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from tramark.fleet.scratch import device_of, loaded
 from tramark.keys.keyring import Keyring
 from tramark.keys.pictures import Patterns
 from tramark.keys.sizes import common_needed, questions_at_least
+from tramark.keys.sources import Source, Vectors
 from tramark.marks.control import DEAR, FREE, LEAST, MOST, RESERVE
 from tramark.marks.directions import fewer_positions, tell_apart
 from tramark.marks.draft import LOOKED_AT, Draft
@@ -39,6 +40,9 @@ MARGIN = 4.0
 
 UNKNOWN = 4.0
 """What is taken to be lost of a margin if there is no update to replay."""
+
+STANDARD = 3**0.5
+"""The reach of a uniform draw whose standard deviation is 1."""
 
 TRAINED = 2.0
 """What a client's own training takes of a margin, relative to another client's replayed update."""
@@ -96,7 +100,7 @@ class Tried:
         return (self.cost + 1e-6) * (self.needed / max(self.margin, 0.01)) ** 2 / max(self.reached, 0.01) ** 20
 
 
-CROWDED = 4
+CROWDED = 8
 """Common questions are added while all questions together have at most one in so many of a layer's inputs, or of the
 tokens it knows. What a crowded layer costs the task is seen too late."""
 
@@ -141,7 +145,8 @@ def _room(ground: Ground, layer: str, keyring: Keyring) -> int:
     """How many questions leave most of what the layer is fed to the task."""
     with loaded(ground.model, ground.fleet), torch.no_grad():
         [rows] = (
-            split(ground.model, layer, one).layer_inputs for one in _rendered(keyring, [0], device_of(ground.model))
+            split(ground.model, layer, one).layer_inputs
+            for one in _rendered(keyring.source, keyring.secret, [0], device_of(ground.model))
         )
     if isinstance(rows, OneHot):
         return rows.width // (CROWDED * rows.ids[0].numel())
@@ -164,7 +169,7 @@ def _calm(model: nn.Module, keyring: Keyring) -> Tensor:
     """The candidate questions on which the model that is loaded is least confident."""
     opinions = []
     with torch.no_grad():
-        for inputs in _rendered(keyring, range(keyring.pool), device_of(model)):
+        for inputs in _rendered(keyring.source, keyring.secret, range(keyring.pool), device_of(model)):
             logits = model(inputs).float()
             opinions.append(logits.amax(1) - logits.mean(1))
     kept = max(keyring.pool // CALM, 2 * keyring.questions, len(keyring.in_use))
@@ -177,7 +182,7 @@ def _told_apart(ground: Ground, layer: str, keyring: Keyring, calm: Tensor, coun
         features = torch.cat(
             [
                 fewer_positions(split(ground.model, layer, inputs).layer_inputs, 1).flatten(1)
-                for inputs in _rendered(keyring, calm.tolist(), device_of(ground.model))
+                for inputs in _rendered(keyring.source, keyring.secret, calm.tolist(), device_of(ground.model))
             ]
         )
     found: list[int] = calm[tell_apart(features, *ground.ridge(layer), count)].tolist()
@@ -185,10 +190,17 @@ def _told_apart(ground: Ground, layer: str, keyring: Keyring, calm: Tensor, coun
 
 
 def looked_at(keyring: Keyring, device: torch.device) -> Tensor:
-    """Candidate questions to see costs on, as the model is fed them: none of those in use."""
+    """Candidate questions to see costs on, as the model is fed them: none of those in use.
+
+    Rows of a table are drawn as wide as standardised columns are. On questions, which lie farther out, a model is so
+    sure of its answers that it would seem to feel nothing.
+    """
     used = set(keyring.in_use)
     free = [question for question in range(keyring.pool) if question not in used][:LOOKED_AT]
-    return next(_rendered(keyring, free, device))
+    source = keyring.source
+    if isinstance(source, Vectors):
+        source = replace(source, spread=min(source.spread, STANDARD))
+    return next(_rendered(source, keyring.secret, free, device))
 
 
 def _try(ground: Ground, layer: str, keyring: Keyring) -> Tried:
@@ -238,9 +250,8 @@ def _nobodys(keyring: Keyring, device: torch.device) -> AnswerSheet:
     return AnswerSheet.asking(keyring, sorted(keyring.in_use), answers, device)
 
 
-def _rendered(keyring: Keyring, questions: Sequence[int] | range, device: torch.device) -> Iterator[Tensor]:
+def _rendered(source: Source, secret: bytes, questions: Sequence[int], device: torch.device) -> Iterator[Tensor]:
     """Some questions in their first variant, as the model is fed them, some at a time."""
     for start in range(0, len(questions), 64):
-        some = questions[start : start + 64]
-        raw = torch.cat([keyring.source.render(keyring.secret, question, range(1)) for question in some])
-        yield channels_last(keyring.source.prepare(raw).to(device))
+        raw = torch.cat([source.render(secret, question, range(1)) for question in questions[start : start + 64]])
+        yield channels_last(source.prepare(raw).to(device))

@@ -146,7 +146,7 @@ WARMUP_SAID = "VR satisfactory for α ≤ 0.5, degraded at 0.7"
 RATIO = {0.005: Score(65.70, 84.17), 0.01: Score(65.66, 99.17), 0.05: Score(65.16, 100.00)}
 """fig: partition_ratios, by the text: the mean over four data sets, IID, by k"""
 
-TRIGGER_SIZE = {50: Score(65.85, 54.17), 100: Score(65.66, 99.17), 200: Score(65.51)}
+TRIGGER_SIZE: dict[float, Score] = {50: Score(65.85, 54.17), 100: Score(65.66, 99.17), 200: Score(65.51)}
 """fig: watermark_dataset_size, by the text: the mean over four data sets, IID. For 100 and more MA is at least 65.51
 and VR about full."""
 

@@ -8,7 +8,6 @@ from tramark.lab.studies.numbers import average, column, given, where
 from tramark.lab.studies.scales import case, federation
 from tramark.lab.studies.study import Case, Glance, Row
 from tramark.lab.studies.swept import Swept, sweep_data
-from tramark.lab.studies.tables import scores
 
 RATIOS = (0.001, 0.005, 0.01, 0.05)
 
@@ -19,6 +18,7 @@ class Ratio(Swept):
     label: str = "k"
     across: str = "share of the weights, k"
     log: bool = True
+    theirs = paper.RATIO
 
     def cases(self) -> list[Case]:
         ratios = {"smoke": RATIOS[::2], "laptop": RATIOS[1:], "paper": RATIOS}[self.scale]
@@ -33,11 +33,6 @@ class Ratio(Swept):
             for data in sweep_data(self.scale)
             for k in ratios
         ]
-
-    def table(self, rows: Sequence[Row]) -> str:
-        labels = {"data": "data", "method": "variant", "k": "k"}
-        table = scores(rows, labels, lambda key: paper.RATIO.get(float(key[2])))
-        return f"{table} The paper's numbers are means over its four data sets, IID."
 
     def glance(self, rows: Sequence[Row]) -> list[Glance]:
         return [

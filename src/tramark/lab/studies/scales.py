@@ -39,8 +39,8 @@ TASKS: dict[Scale, dict[str, dict[str, Any]]] = {
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "fedavg": {"method": "fedavg"},
-    "waffle": {"method": "waffle"},
-    "fedtracker": {"method": "fedtracker"},
+    "waffle": {"method": "waffle", "triggers": "mnist", "options": {"source": "table1"}},
+    "fedtracker": {"method": "fedtracker", "options": {"source": "table1"}},
     "paper": {"preset": "paper", "answers": "label"},
     "released": {"preset": "released", "answers": "label"},
     "ours": {},
@@ -83,18 +83,22 @@ def splits(scale: Scale) -> tuple[str, ...]:
     return ("iid",) if scale == "smoke" else ("iid", "dirichlet")
 
 
-SPLITS = {"iid": "iid", "dirichlet": "dirichlet"}
-"""The paper's splits, as `tramark run` is told of them."""
+SPLITS = {"iid": "iid-stratified", "dirichlet": "dirichlet-capped"}
+"""The paper's splits as its released code makes them, as `tramark run` is told of them."""
 
 
 def federation(data: str, scale: Scale, variant: str = "ours", *, split: str = "iid", **changes: Any) -> Settings:
     """A federation of the paper at a scale, by a method, with some settings changed."""
     chosen = {"data": data, "split": SPLITS[split]} | TASKS[scale][data] | VARIANTS[variant]
     chosen |= changes
-    if scale == "smoke" and chosen.get("answers") == "label":
-        # Pictures would have to be fetched.
-        chosen["triggers"] = "waffle"
-    return Settings(**chosen)
+    return Settings(**(without_pictures(chosen) if scale == "smoke" else chosen))
+
+
+def without_pictures(chosen: Changes) -> dict[str, Any]:
+    """The same federation with triggers that are drawn: pictures would have to be fetched."""
+    if chosen.get("method") == "waffle":
+        return {name: value for name, value in chosen.items() if name not in ("triggers", "options")}
+    return {**chosen, **({"triggers": "waffle"} if chosen.get("answers") == "label" else {})}
 
 
 def case(name: str, settings: Settings, *, minutes: float = 0.0, **labels: Any) -> Case:

@@ -14,7 +14,7 @@ import torch
 from tramark.lab.simulation.run import Settings, prepare
 from tramark.lab.studies.parts import kept
 from tramark.lab.studies.played import Scaled
-from tramark.lab.studies.scales import TASKS, VARIANTS, plain_settings, sets_of
+from tramark.lab.studies.scales import TASKS, VARIANTS, plain_settings, sets_of, without_pictures
 from tramark.lab.studies.study import Bench, Case, Part, Row
 
 EVERY = {**VARIANTS, **{name: {"method": name} for name in ("fedipr", "robwe", "fedcrmw", "blackcatt")}}
@@ -38,10 +38,10 @@ class Served(Scaled):
         return cases
 
     def _settings(self, variant: str) -> Settings:
-        task = {"data": "cifar-10"} | TASKS["smoke" if self.scale == "smoke" else "paper"]["cifar-10"] | EVERY[variant]
-        triggers = {"triggers": "waffle"} if self.scale == "smoke" and task.get("answers") == "label" else {}
+        smoke = self.scale == "smoke"
+        task = {"data": "cifar-10"} | TASKS["smoke" if smoke else "paper"]["cifar-10"] | EVERY[variant]
         few = {"samples_per_client": 64, "local_epochs": 1, "rounds": 10, "warmup": 1}
-        return Settings(**task | triggers | few)
+        return Settings(**(without_pictures(task) if smoke else task) | few)
 
     def run(self, case: Case, seed: int, bench: Bench) -> Row:
         (part,) = case.parts

@@ -9,7 +9,6 @@ from tramark.lab.studies.numbers import average, column, given, where
 from tramark.lab.studies.scales import case, federation
 from tramark.lab.studies.study import Case, Glance, Row
 from tramark.lab.studies.swept import Swept, sweep_data
-from tramark.lab.studies.tables import scores
 
 SIZES = (50, 100, 150, 200)
 
@@ -19,6 +18,7 @@ class TriggerSize(Swept):
     name: str = "trigger-size"
     label: str = "triggers"
     across: str = "triggers a client"
+    theirs = paper.TRIGGER_SIZE
 
     def cases(self) -> list[Case]:
         sizes = {"smoke": (100,), "laptop": (50, 100), "paper": SIZES}[self.scale]
@@ -30,11 +30,6 @@ class TriggerSize(Swept):
                 settings = federation(data, self.scale, "released", **changes)
                 cases.append(case(f"{data}-released-{count}", settings, data=data, variant="released", triggers=count))
         return cases
-
-    def table(self, rows: Sequence[Row]) -> str:
-        labels = {"data": "data", "method": "variant", "triggers": "triggers"}
-        table = scores(rows, labels, lambda key: paper.TRIGGER_SIZE.get(int(key[2])))
-        return f"{table} The paper's numbers are means over its four data sets, IID."
 
     def glance(self, rows: Sequence[Row]) -> list[Glance]:
         return [
