@@ -5,7 +5,8 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 EXTRAS := dev,docs,lab,onnx,flower,nvflare,web
 
-.PHONY: setup demo demo-flower demo-nvflare test test-fast test-flower coverage lint format docs dist bench arena clean
+.PHONY: setup demo demo-flower demo-nvflare test test-fast test-servers test-flower coverage lint format docs dist bench \
+	arena clean
 
 setup: $(READY)
 
@@ -34,6 +35,14 @@ test: $(READY)
 
 test-fast: $(READY)
 	$(PYTEST) -m 'not slow'
+
+# A leaked model behind every server of docs/reference/suspects.md, in environments that are made once and kept in SERVERS (some
+# GB). What came of it is written to docs/reference/tried.json and the table.
+SERVERS ?= .servers
+
+test-servers: $(READY)
+	TRAMARK_HEAVY=1 TRAMARK_RECORD=1 TRAMARK_SERVERS=$(SERVERS) OMP_NUM_THREADS=1 \
+		$(BIN)/python -m pytest -rs tests/suspects/served
 
 # Flower's tests with another release of it, in an environment of its own: make test-flower FLWR=1.40.0
 FLWR ?= 1.40.0
@@ -82,4 +91,4 @@ bench: $(READY)
 	$(BIN)/python benchmarks/round.py --presets default
 
 clean:
-	rm -rf $(VENV) .venv-flower-* demo runs/demo-flower runs/demo-nvflare .pytest_cache .mypy_cache .ruff_cache htmlcov .coverage dist docs/_build
+	rm -rf $(VENV) .venv-flower-* .servers demo runs/demo-flower runs/demo-nvflare .pytest_cache .mypy_cache .ruff_cache htmlcov .coverage dist docs/_build

@@ -792,3 +792,17 @@ def test_hugging_face_folder(tmp_path: Path) -> None:
     (tmp_path / "hf" / "preprocessor_config.json").write_text('{"size": "big"}')
     with pytest.raises(SuspectError, match="does not say how the model is fed"):
         opened(tmp_path / "hf", conventions=PREPARE)
+
+
+def test_hugging_face_folder_of_a_transformer(tmp_path: Path) -> None:
+    # Attention imports torch's compiler, which wants folders to write to; there are none in the suspect's process.
+    transformers: Any = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    config = transformers.ViTConfig(image_size=28, patch_size=14, num_channels=1, num_labels=3, **sizes)
+    model = transformers.ViTForImageClassification(config).eval()
+    model.save_pretrained(tmp_path / "hf")
+    raw = questions()
+    with torch.no_grad():
+        wanted = model(PREPARE(raw)).logits.argmax(1)
+    suspect = open_suspect(tmp_path / "hf", conventions=PREPARE)
+    assert torch.equal(suspect.ask(raw).labels, wanted)

@@ -80,8 +80,12 @@ def _serve(requests: int, replies: int, confined: list[str]) -> None:
 def _import_for(path: Path) -> None:
     """Imports what a kind of file needs, while there is still much that may be read."""
     import importlib
+    import tempfile
     from contextlib import suppress
 
+    # Attention in transformers imports torch's compiler when a model is made. That wants a folder for temporary files
+    # and one for what it compiles. It compiles nothing here; any folder that exists satisfies it.
+    tempfile.tempdir = os.environ["TORCHINDUCTOR_CACHE_DIR"] = "/"
     with suppress(ImportError):
         if path.suffix.lower() == ".onnx":
             importlib.import_module("onnxruntime")
