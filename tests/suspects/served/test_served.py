@@ -1,5 +1,6 @@
-"""A leaked model in every format and behind every server of the table in docs/reference/suspects.md, traced by the command that
-stands there.
+"""A leaked model in every format and behind every server of the table in docs/reference/suspects.md.
+
+It is traced by the command that stands there.
 
 Heavy servers have environments of their own, in the folder that $TRAMARK_SERVERS names or in pytest's cache. They run
 with TRAMARK_HEAVY=1 (`make test-servers`), which also records what came of them.
@@ -187,7 +188,7 @@ def test_hugging_face_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             server.collect(incoming, samples=dict.fromkeys(incoming, 640))
         model.load_state_dict(server.dispatch(["mayo"])["mayo"])
     model.save_pretrained("folder")
-    told = {"do_resize": False, "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True}
+    told: dict[str, Any] = {"do_resize": False, "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True}
     told |= {"image_mean": [mean], "image_std": [std]}
     Path("folder/preprocessor_config.json").write_text(json.dumps(told))
     check(FOLDER, by_command(FOLDER), version_of(FOLDER, None), "mayo")
