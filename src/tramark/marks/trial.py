@@ -100,7 +100,7 @@ class Tried:
         return (self.cost + 1e-6) * (self.needed / max(self.margin, 0.01)) ** 2 / max(self.reached, 0.01) ** 20
 
 
-CROWDED = 8
+CROWDED = 6
 """Common questions are added while all questions together have at most one in so many of a layer's inputs, or of the
 tokens it knows. What a crowded layer costs the task is seen too late."""
 
