@@ -247,13 +247,12 @@ def test_a_client_is_accused_with_one_more_test_in_the_annex_too(vault: Vault) -
     assert found.needed == pytest.approx(11 / 1e-6)
 
 
-def test_a_vault_has_it_from_the_beginning_or_not_at_all(vault: Vault, tmp_path: Path) -> None:
+def test_a_vault_has_it_from_the_beginning_or_not_at_all(tmp_path: Path) -> None:
     with vault_of(ring(), tmp_path / "old") as old:
         assert "common" not in old.commitments[0].to_dict()
         with pytest.raises(VaultError, match="from the beginning"):
             old.save_keyring(old.keyring.choose(old.keyring.chosen, common=(30,)))
-    vault.close()
-    with Vault.open(vault.path) as writer:
+    with vault_of(ours(), tmp_path) as writer:
         keyring = writer.keyring.choose(range(10, 34), common=range(40, 50))
         writer.save_keyring(keyring)
         assert writer.audit() == []
@@ -265,9 +264,8 @@ def test_a_vault_has_it_from_the_beginning_or_not_at_all(vault: Vault, tmp_path:
         assert (case.tests, make_statement(writer, case) is not None) == (10, True)
 
 
-def test_a_beacon_draws_the_common_answers_too(vault: Vault) -> None:
-    vault.close()
-    with Vault.open(vault.path) as writer:
+def test_a_beacon_draws_the_common_answers_too(tmp_path: Path) -> None:
+    with vault_of(ours(), tmp_path) as writer:
         before = writer.keyring.choose(range(1, 25), common=range(30, 45))
         writer.save_keyring(before, beacon=Beacon("drand", "1", "2026-01-01T00:00:00+00:00"))
         with pytest.raises(SettingError, match="wait for the value"):

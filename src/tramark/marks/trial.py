@@ -4,6 +4,7 @@ Tried are answers of nobody's, drawn for the trial alone, so that what is chosen
 answers. What training does to a mark is seen by replaying other clients' last updates on top of it.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -100,9 +101,10 @@ class Tried:
         return (self.cost + 1e-6) * (self.needed / max(self.margin, 0.01)) ** 2 / max(self.reached, 0.01) ** 20
 
 
-CROWDED = 6
+CROWDED = 4
 """Common questions are added while all questions together have at most one in so many of a layer's inputs, or of the
-tokens it knows. What a crowded layer costs the task is seen too late."""
+tokens it knows, and there are no more of them than numbers that the model is fed. What a crowded layer costs the task
+is seen too late."""
 
 
 def choose(ground: Ground, keyring: Keyring, layers: Sequence[str], retouch_steps: int) -> tuple[Tried, Keyring]:
@@ -150,7 +152,7 @@ def _room(ground: Ground, layer: str, keyring: Keyring) -> int:
         )
     if isinstance(rows, OneHot):
         return rows.width // (CROWDED * rows.ids[0].numel())
-    return rows.shape[-1] // CROWDED
+    return min(rows.shape[-1] // CROWDED, math.prod(keyring.source.shape))
 
 
 def _retouched(ground: Ground, layer: str, keyring: Keyring, steps: int) -> Keyring:

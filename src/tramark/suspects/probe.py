@@ -23,7 +23,7 @@ from tramark.suspects.base import Suspect
 from tramark.suspects.conventions import Conventions, Said
 from tramark.suspects.feeding import other_geometries, other_orders, other_values
 from tramark.suspects.http import HttpSuspect
-from tramark.suspects.readings import Heard, Reading, best_reading, plain_conventions
+from tramark.suspects.readings import CHANCE, Heard, Reading, best_reading, plain_conventions
 from tramark.suspects.tried import Probed, Tried
 
 QUERIES = 64
@@ -35,9 +35,14 @@ FIRST, EACH, MORE = 8, 4, 12
 SHAPES = 32
 """The most shapes of inputs that are tried."""
 
-LIVELY, READ, ALIKE, CHANCE = 0.9, 0.8, 1.0, 0.01
-"""A suspect gives one label to a smaller share of the inputs; gives labels of ours to this share at least; is like the
-base, so that no other way need be tried; and is not like it by chance (p-value)."""
+LIVELY, READ, ALIKE = 0.9, 0.8, 1.0
+"""A suspect gives one label to a smaller share of the inputs; gives labels of ours to this share at least; and is like
+the base, so that no other way need be tried."""
+
+
+AHEAD = 0.2
+"""By what share of the answers another way must be more like the base than the way that is stated, to be proposed. A
+suspect that is fed rightly differs from the base, too."""
 
 
 class Fed(Suspect, Protocol):
@@ -185,7 +190,9 @@ class _Probe:
         if not self.base:
             lively = [way for way in working if self._doubt(self._tried(way)) is None]
             return default if default in lively or not lively else lively[0]
-        return best if self._ahead(best, default) >= 2 and self._share(best) >= 0.5 else default
+        asked = min(len(self.asked[_key(way)]) for way in (best, default))
+        clearly = self._ahead(best, default) >= max(2, AHEAD * asked)
+        return best if clearly and self._share(best) >= 0.5 else default
 
     def _reading(self, way: Conventions) -> Reading:
         said = self.asked.get(_key(way), [])

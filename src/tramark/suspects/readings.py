@@ -6,13 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from tramark.evidence.statistics import NO_ANSWER
+from tramark.evidence.statistics import NO_ANSWER, p_values
 from tramark.suspects.conventions import Conventions, Said
 
 NUMBERED = re.compile(r"(\D*)(\d{1,6})(\D*)")
 
-CONSISTENT = 0.7
-"""The share of answers that must fit when each name is taken for the label that it comes with."""
+CONSISTENT, SURE = 0.7, 0.9
+"""The share of answers that must fit when each name is taken for the label that it comes with; and if the plain reading
+is like the base, too, for a suspect may well differ from the base in some labels."""
+
+CHANCE = 0.01
+"""A reading is like the base if its likeness is no more probable than that (p-value)."""
 
 
 @dataclass(frozen=True)
@@ -63,13 +67,22 @@ def best_reading(said: Sequence[Said], base: Sequence[int], classes: int) -> Rea
     'labels count from 1'
     """
     plain, *others = _readings(said, base, classes)
+    least = SURE if base and _like(plain, base) else CONSISTENT
+    if by_likeness := _by_likeness(said, base, least):
+        read = tuple(by_likeness.get(str(word), NO_ANSWER) for word in said)
+        others.append(Reading(f"{len(by_likeness)} labels by what the base says to the same inputs", by_likeness, read))
 
     def worth(reading: Reading) -> tuple[int, int]:
         return reading.alike(base), -reading.unread
 
     best = max(others, key=worth, default=plain)
-    least = plain.alike(base) + (2 if base else 0)
-    return best if worth(best) > worth(plain) and best.alike(base) >= least else plain
+    enough = plain.alike(base) + (2 if base else 0)
+    return best if worth(best) > worth(plain) and best.alike(base) >= enough else plain
+
+
+def _like(reading: Reading, base: Sequence[int]) -> bool:
+    count, labels = min(len(reading.read), len(base)), len(set(base))
+    return labels > 1 and float(p_values(count, labels)[reading.alike(base)]) <= CHANCE
 
 
 def _readings(said: Sequence[Said], base: Sequence[int], classes: int) -> Iterator[Reading]:
@@ -87,12 +100,9 @@ def _readings(said: Sequence[Said], base: Sequence[int], classes: int) -> Iterat
         for first in lowest:
             names = tuple(f"{before}{number + first}{after}" for number in range(classes))
             yield Reading(f"labels by their names, {names[0]} …", names, _within([n - first for n in found], classes))
-    if by_likeness := _by_likeness(said, base):
-        read = tuple(by_likeness.get(str(word), NO_ANSWER) for word in said)
-        yield Reading(f"{len(by_likeness)} labels by what the base says to the same inputs", by_likeness, read)
 
 
-def _by_likeness(said: Sequence[Said], base: Sequence[int]) -> dict[str, int] | None:
+def _by_likeness(said: Sequence[Said], base: Sequence[int], least: float) -> dict[str, int] | None:
     """Our label for each of the suspect's, if each goes with one of the base's; None if they do not, or are too few."""
     pairs = Counter((str(word), label) for word, label in zip(said, base, strict=False) if word is not None)
     taken: dict[str, int] = {}
@@ -102,7 +112,7 @@ def _by_likeness(said: Sequence[Said], base: Sequence[int]) -> dict[str, int] | 
             taken[word] = label
             fitting += times
     enough = len(said) >= 2 * len(set(base)) and len(taken) >= max(2, len(set(base)) // 2)
-    return taken if enough and fitting >= CONSISTENT * len(said) else None
+    return taken if enough and fitting >= least * len(said) else None
 
 
 def _within(numbers: Sequence[int], classes: int) -> tuple[int, ...]:

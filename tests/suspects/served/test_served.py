@@ -160,7 +160,7 @@ def test_keras(workspace: Path, cache: Path) -> None:
     check(KERAS, json.loads(done.stdout.splitlines()[-1]), version_of(KERAS, folder))
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_hugging_face_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     transformers: Any = pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)
