@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import torch
 from commands import Shell
 from safetensors.torch import save_file
 
@@ -25,9 +26,12 @@ def test_every_client_is_named(federation: Path, tramark: Shell) -> None:
 def test_a_model_of_nobody(federation: Path, tramark: Shell, tmp_path: Path) -> None:
     model = build("cnn", input_shape=(1, 8, 8), classes=10, seed=99)
     save_file(model.state_dict(), tmp_path / "own.safetensors")
-    # It has learned nothing, so it is not like the base in any way: the probe cannot tell that from wrong feeding.
-    doubted = json.loads(tramark("trace", federation, tmp_path / "own.safetensors", "--json", code=4))
-    assert doubted["doubt"] is not None
+    # One that says the same to everything: the probe cannot tell that from wrong feeding.
+    *_, weight, bias = model.state_dict()
+    mute = model.state_dict() | {name: torch.zeros_like(model.state_dict()[name]) for name in (weight, bias)}
+    save_file(mute, tmp_path / "mute.safetensors")
+    doubted = json.loads(tramark("trace", federation, tmp_path / "mute.safetensors", "--json", code=4))
+    assert "same label" in doubted["doubt"]
     found = json.loads(
         tramark("trace", federation / "vault", tmp_path / "own.safetensors", "--json", "--no-probe", code=3)
     )
@@ -35,7 +39,8 @@ def test_a_model_of_nobody(federation: Path, tramark: Shell, tmp_path: Path) -> 
     assert found["premise"]["measured"]
     assert found["power"] > 0.95
     assert not found["federation"]["named"]
-    assert "queries" in tramark("trace", federation, tmp_path / "own.safetensors", "--budget", 3, code=4)
+    few = ["--budget", 3, "--no-probe"]
+    assert "queries" in tramark("trace", federation, tmp_path / "own.safetensors", *few, code=4)
 
 
 def test_a_vault_that_has_issued_no_marks_clears_nobody(tramark: Shell, tmp_path: Path) -> None:
