@@ -176,14 +176,14 @@ class _Job:
         there = len(runs) - len(pending)
         if there:
             console.print(f"{there} of {len(runs)} rows are there already", highlight=False)
-        todo = [run for run in pending if run.case in possible]
+        runnable = [run for run in pending if run.case in possible]
 
         def left(ended: "set[str]") -> float:
-            return minutes_of([run for run in todo if run.name not in ended], book.work)
+            return minutes_of([run for run in runnable if run.name not in ended], book.work)
 
-        with _Bars(study.name, done=there, total=there + len(todo), left=left) as bars:
+        with _Bars(study.name, done=there, total=there + len(runnable), left=left) as bars:
             device = str(device_named(self.device))
-            rows = conduct(book, todo, workers=self.workers, data_dir=self.data_dir, watcher=bars, device=device)
+            rows = conduct(book, runnable, workers=self.workers, data_dir=self.data_dir, watcher=bars, device=device)
         drawn = book.write_up()
         typer.echo(book.table())
         console.print(f"the table, the picture and all rows: {out}", highlight=False)
@@ -191,7 +191,7 @@ class _Job:
             console.print("no picture: install tramark[lab] for it")
         if self.publish is not None:
             console.print(f"the page: {publish(book, self.scale, self.publish)}", highlight=False)
-        return len(todo) == len(pending) and not any("error" in row for row in rows)
+        return len(runnable) == len(pending) and not any("error" in row for row in rows)
 
 
 def _open_cases(study: "Study") -> "list[Case]":
