@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from tramark import CheckpointError, Keyring, LabelledImages, SettingError, TraMark, trace
-from tramark.errors import UpdateError
+from tramark.errors import Diverged, UpdateError
 from tramark.evidence.beacon import Beacon
 from tramark.lab.methods import FedAvg
 from tramark.marks.closed_form import ClosedForm
 from tramark.marks.gradient import GradientSteps
+from tramark.marks.marking import Marking
 from tramark.marks.presets import preset_named
 from tramark.vault.commit import state_digest
 from tramark.vault.lock import make_key_file
@@ -459,3 +460,21 @@ def test_a_beacon_draws_the_answers_when_the_questions_are_settled(vault: Vault)
     assert vault.audit() == []
     with pytest.raises(SettingError, match="need a vault"):
         TraMark(model(), server().keyring, beacon=clock)
+
+
+def test_a_beacon_draws_again_if_the_first_marks_diverge(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(vault)
+    federation = TraMark(model(), warmup_rounds=2, injection=ClosedForm(margin=4.0), vault=vault, beacon=clock)
+
+    def diverges(*_: object) -> None:
+        raise Diverged("the marks are not finite")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Marking, "inject", diverges)
+        play(federation, 2)
+    assert clock.rounds == 1
+    assert not federation.marked
+    play(federation, 1)
+    assert clock.rounds == 2
+    assert vault.audit() == []
+    assert trace(federation.client_model("b"), vault.keyring).clients == ("b",)

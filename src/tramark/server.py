@@ -211,6 +211,8 @@ class TraMark:
             fleet.region, fleet.marks, fleet.held = held
             aggregation.undo()
             self.keyring, self.marking, self.drift = before
+            if self._beacon is not None and self.vault is not None:
+                self.keyring = self.vault.keyring  # What a beacon drew is in the vault already.
             self._undone()
             remark, survived, strained, discarded = None, None, 0.0, str(error)
         else:

@@ -4,9 +4,11 @@ import errno
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 from commands import Shell
 
+from tramark.cli.common import device_named
 from tramark.errors import SettingError, UnknownClientError, WrongKey
 
 
@@ -142,3 +144,10 @@ def test_ctrl_c_at_a_prompt_is_one_line(tramark: Shell, tmp_path: Path, monkeypa
 def test_what_is_no_evidence_is_unreadable(file: str, federation: Path, tramark: Shell) -> None:
     shown = tramark("evidence", "verify", federation / file, code=7)
     assert len(shown.strip().splitlines()) == 1
+
+
+def test_a_torch_built_for_cuda_computes_on_the_cpu_where_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    # What torch's builds for CUDA say on a machine without a GPU.
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    assert device_named("auto") == torch.device("cpu")

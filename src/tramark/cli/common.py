@@ -173,4 +173,6 @@ def device_named(name: str) -> "torch.device":
             return torch.empty(0, device=name).device
         except (RuntimeError, AssertionError) as error:
             raise SettingError(f"no device {name!r} here: {str(error).splitlines()[0]}") from None
-    return torch.accelerator.current_accelerator() or torch.device("cpu")
+    # A torch that is built for CUDA names it even where there is no GPU.
+    there = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return there or torch.device("cpu")
