@@ -59,7 +59,7 @@ def test_a_study_makes_its_page(name: str, work: Path, tmp_path: Path) -> None:
     published = json.loads((tmp_path / "pages" / f"{name}.json").read_text())
     assert len(published["rows"]) == len(book.study.cases())
     assert published["glance"]
-    index = (tmp_path / "pages" / "README.md").read_text()
+    index = (tmp_path / "pages" / "studies.md").read_text()
     assert all(what in index and ours in index for what, _, ours in published["glance"])
 
 

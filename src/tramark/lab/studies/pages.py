@@ -17,7 +17,7 @@ from tramark.lab.studies.scales import described
 from tramark.lab.studies.study import Row, Scale
 from tramark.vault.files import pretty, replace_file
 
-INDEX = "README.md"
+INDEX = "studies.md"
 READABLE = 0o644
 
 
@@ -43,7 +43,7 @@ def page_text(book: Book, scale: Scale, published: Mapping[str, Any], *, drawn: 
     name, rows, entry = book.study.name, book.good(), CONTENTS[book.study.name]
     several = f" --seeds {len(published['seeds'])}" if len(published["seeds"]) > 1 else ""
     command = f"tramark study {name} --scale {scale}{several}"
-    parts = [f"# {entry.title}", f"{_source(entry.paper)} {entry.about}", f"```\n{command}\n```"]
+    parts = [f"# {entry.title}", f"{_source(entry.paper)} {entry.about}", f"Made by `{command}`."]
     if needed := sorted({name for case in book.study.cases() for name in case.sets}):
         files = ", ".join(f"`{one.replace('-', '')}*.npz`" for one in needed)
         parts.append(
@@ -81,7 +81,7 @@ def index_text(folder: Path) -> str:
             lines.append([*head, what, paper, ours, made if number == 0 else ""])
     headings = ["study", "in the paper", "what", "paper", "here", "made at"]
     parts = [
-        "# Results",
+        "# All studies",
         "Every number on these pages was made by the command on its page, `tramark study NAME`. At scale `laptop` the "
         "federations are smaller than the paper's (each page says how), so compare differences and rates rather than "
         "accuracies. MA and VR are in percent.",
