@@ -13,7 +13,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -46,15 +46,16 @@ class Deployment(Processes):
         deployment.start()
         deployment.finish(deployment.begin({"num-server-rounds": 6, "vault": "/path/to/vault"}))
 
-    What a node last trained is in `kept`, logs are in `logs`, and Flower's own files in `home`.
+    What a node last trained is in `kept`, logs are in `logs`, and Flower's own files in `home`. Sites in `nameless` are
+    registered without their names.
     """
 
-    def __init__(self, out: Path, *, sites: int) -> None:
+    def __init__(self, out: Path, *, sites: int, nameless: Collection[str] = ()) -> None:
         out = out.absolute()
         self.home, logs, self.kept = (out / name for name in ("flower", "logs", "kept"))
         for folder in (self.home, logs, self.kept):
             folder.mkdir(parents=True)
-        self.sites = [f"site-{number}" for number in range(sites)]
+        self.sites, self.nameless = [f"site-{number}" for number in range(sites)], nameless
         self.port, *ports = free_ports(1 + sites)
         self._ports = dict(zip(self.sites, ports, strict=True))
         found = {"FLWR_HOME": str(self.home), "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
@@ -73,7 +74,8 @@ class Deployment(Processes):
         """Start the SuperLink, register the nodes' public keys under their names, and start the nodes."""
         self.start_link()
         for site in self.sites:
-            said = self.flwr("supernode", "register", str(self.home / f"{site}.pub"), "demo", "--name", site)
+            name = () if site in self.nameless else ("--name", site)
+            said = self.flwr("supernode", "register", str(self.home / f"{site}.pub"), "demo", *name)
             self._nodes[site] = str(said["node-id"])
         for site in self.sites:
             self.start_node(site)

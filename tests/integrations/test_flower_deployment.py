@@ -15,6 +15,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("flwr") is None, re
 
 SITES = ("site-0", "site-1", "site-2")
 LIVE, LOST = SITES[:2], SITES[2]
+NAMELESS = "site-3"
+"""A node whose key is registered without a name."""
 SETTINGS: dict[str, Any] = {
     "data": "digits",
     "samples-per-client": 120,
@@ -33,6 +35,7 @@ class Story:
     rounds_at_the_crash: int
     said_after_the_crash: str
     in_the_end: dict[str, tuple[str, ...]]
+    kept: set[str]
     vault: Path
     left_running: set[int]
 
@@ -42,7 +45,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
     out = tmp_path_factory.mktemp("deployment")
     vault = out / "vault"
     settings = SETTINGS | {"vault": str(vault)}
-    with Deployment(out, sites=len(SITES)) as deployment:
+    with Deployment(out, sites=len(SITES) + 1, nameless=[NAMELESS]) as deployment:
         deployment.start()
 
         def traced(sites: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
@@ -72,12 +75,14 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
         run = deployment.begin(settings | {"num-server-rounds": 8})
         deployment.finish(run)
         said, in_the_end = deployment.log(run), traced(SITES)
+        kept = {file.stem for file in deployment.kept.iterdir()}
     return Story(
         without_the_lost=without_the_lost,
         rounds_without_the_lost=rounds_without_the_lost,
         rounds_at_the_crash=rounds_at_the_crash,
         said_after_the_crash=said,
         in_the_end=in_the_end,
+        kept=kept,
         vault=vault,
         left_running=deployment.running(),
     )
@@ -106,6 +111,12 @@ def test_a_node_that_comes_back_with_its_key_is_who_it_was(story: Story) -> None
         assert sorted(vault.keyring.active) == list(SITES)
         assert vault.audit() == []
     assert {after for after, client in issued(story.vault) if client == LOST} == {0, 1, 2, 3, 5, 6, 7}
+
+
+def test_a_node_that_was_registered_without_a_name_gets_no_model(story: Story) -> None:
+    assert story.kept == set(SITES)
+    assert {client for _, client in issued(story.vault)} == set(SITES)
+    assert "no model goes to nodes that were registered without a name (1 here)" in story.said_after_the_crash
 
 
 def test_nothing_is_left_running(story: Story) -> None:

@@ -54,7 +54,7 @@ def registered_names(grid: Grid, nodes: Sequence[int]) -> dict[int, str]:
     if nameless := [node for node in nodes if node in known and not known[node]]:
         log(
             WARNING,
-            "%s nodes were registered without a name and get no model: register their keys again with --name",
+            "no model goes to nodes that were registered without a name (%s here): register their keys with --name",
             len(nameless),
         )
     return {node: known[node] for node in nodes if known.get(node)}
