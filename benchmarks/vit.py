@@ -3,6 +3,7 @@
 As in `scale.py`, clients return what they were sent, moved a little in a few random directions: models are issued one
 by one, and updates arrive one by one; the time that clients take is left out. The weights are random. Timed is the
 second round; the first, at whose end the questions are chosen and the first marks made, counts for memory only.
+`passes` is the time that marks take, in forward passes of all variants of all questions.
 
     python benchmarks/vit.py --clients 100 --json
 """
@@ -16,6 +17,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 from round import confidence
 from scale import train
 from tramark import Keyring, TraMark
@@ -23,6 +26,9 @@ from tramark.lab.models import build
 from tramark.marks.closed_form import ClosedForm
 
 SHAPE = (3, 224, 224)
+
+TOGETHER = 14
+"""Images that are run at a time."""
 
 
 class Clock:
@@ -62,6 +68,13 @@ def measure(name: str, clients: int, classes: int, pool: int, retouch: int) -> d
     server = TraMark(model, keyring, warmup_rounds=1, injection=ClosedForm(retouch=retouch))
     play(server)
     seconds = play(server)
+    raw = server.keyring.raw(sorted(server.keyring.in_use), "train").flatten(0, 1)
+    inputs, whole = server.keyring.source.prepare(raw), server.base_model()
+    began = time.perf_counter()
+    with torch.no_grad():
+        for piece in inputs.split(TOGETHER):
+            whole(piece)
+    once = time.perf_counter() - began
     peak, size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, server.fleet.layout.size
     return {
         "model": name,
@@ -69,6 +82,9 @@ def measure(name: str, clients: int, classes: int, pool: int, retouch: int) -> d
         "weights": size,
         "seconds": round(sum(seconds.values()), 2),
         **{f"seconds_{part}": round(value, 2) for part, value in seconds.items()},
+        "images": len(inputs),
+        "seconds_of_a_pass": round(once, 2),
+        "passes": round(seconds["inject"] / once, 2),
         "peak_mib": round(peak / 1024),
         "copies_mib": round(clients * size * 4 / 2**20),
         "confidence": statistics.mean(confidence(server.client_model(c), server.keyring, c) for c in names[:3]),

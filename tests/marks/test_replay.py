@@ -44,7 +44,7 @@ def test_a_replayed_update_gives_what_the_client_returned(model: nn.Module) -> N
         with replayed(model.train(), fleet, update) as scratch:
             assert not scratch.training
             for name, tensor in scratch.state_dict().items():
-                torch.testing.assert_close(tensor, state[name])
+                torch.testing.assert_close(tensor, state[name], rtol=0.01, atol=0.02)
     assert model.training
     assert all(torch.equal(before[name], tensor) for name, tensor in fleet.state().items())
 
@@ -73,4 +73,4 @@ def test_layers_are_tried_with_the_last_warm_up_rounds_updates(monkeypatch: pyte
     assert len(updates) == UPDATES
     for update, wanted in zip(updates, expected, strict=True):
         assert update.keys() == wanted.keys()
-        assert all(torch.allclose(update[name], wanted[name], atol=1e-6) for name in wanted)
+        assert all(torch.allclose(update[name].float(), wanted[name], rtol=0.01, atol=1e-6) for name in wanted)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tramark.errors import SettingError, UpdateError, one_line
-from tramark.fleet.layout import State, pieces, some_names
+from tramark.fleet.layout import State, norm, pieces, some_names
 from tramark.fleet.screening import Held, accepted, problem_of
 from tramark.fleet.usual import Usual
 
@@ -66,7 +66,9 @@ class Aggregation:
     """Whose updates were refused, and why."""
     _lacking: set[tuple[str, ...]] = field(default_factory=set, repr=False)
     """What the refused updates lack; an empty tuple if that is not why one was refused."""
-    _sum: Tensor = field(init=False, repr=False)
+    _sum: dict[str, Tensor] = field(init=False, repr=False)
+    _whole: float = field(init=False, repr=False)
+    """The base's norm."""
     _apart: set[str] = field(init=False, repr=False)
     _room: dict[str, Tensor] = field(init=False, repr=False)
     """Buffers for the updates that the observer sees: allocating them for each client would take longer."""
@@ -81,7 +83,8 @@ class Aggregation:
 
     def __post_init__(self) -> None:
         fleet = self.fleet
-        self._sum = torch.zeros(fleet.layout.size, dtype=torch.float64)
+        self._sum = {name: torch.zeros(slot.shape, dtype=torch.float64) for name, slot in fleet.layout.tensors.items()}
+        self._whole = norm(pieces(fleet.base))
         shown = set(self.observer.layers if self.observer else ())
         self._apart = fleet._marked | shown
         self._room = {name: torch.empty_like(fleet.layout.slots[name].of(fleet.base)) for name in shown}
@@ -108,10 +111,10 @@ class Aggregation:
         own = fleet.marks[row].clone()
         for name, slot in layout.tensors.items():
             if name not in self._apart:
-                _fold(slot.of(self._sum), state[name], slot.of(fleet.base), slot.dtype, share)
+                _fold(self._sum[name], state[name], slot.of(fleet.base), slot.dtype, share)
                 continue
             update = fleet.update(client, name, state[name], out=self._room.get(name))
-            for some, moved in zip(pieces(slot.of(self._sum)), pieces(update), strict=True):
+            for some, moved in zip(pieces(self._sum[name]), pieces(update), strict=True):
                 some.add_(moved, alpha=share)
             if fleet.region is not None:
                 fleet.region.absorb(slot, own, update)
@@ -142,17 +145,20 @@ class Aggregation:
         fleet = self.fleet
         if not self.taken:
             return fleet.state()
-        return fleet.complete(fleet.layout.state(self._mean(fleet.base.clone()), self._mean_buffers()))
+        base = fleet.base.clone()
+        for name in self._sum:
+            self._add_mean(base, name)
+        return fleet.complete(fleet.layout.state(base, self._mean_buffers()))
 
     def size(self) -> float:
         """The Euclidean norm of the mean update. At least one update must have been added, and the round not ended."""
-        return float(torch.linalg.vector_norm(self._sum)) / sum(self.taken.values())
+        return norm(self._sum.values()) / sum(self.taken.values())
 
     def gives(self, base: State) -> bool:
         """Whether a base equals `mean()` up to rounding."""
         total, old = sum(self.taken.values()), self.fleet.base
         for name, slot in self.fleet.layout.tensors.items():
-            flat = (pieces(base[name]), pieces(slot.of(old)), pieces(slot.of(self._sum)))
+            flat = (pieces(base[name]), pieces(slot.of(old)), pieces(self._sum[name]))
             for given, before, summed in zip(*flat, strict=True):
                 if not torch.allclose(given.double(), before + summed / total, rtol=1e-6, atol=1e-12):
                     return False
@@ -171,17 +177,23 @@ class Aggregation:
         narrowed = self.first and fleet.optional and not any(self._weights.get(name) for name in fleet.optional)
         if narrowed:
             fleet.narrow()
-        self._before = fleet.base.clone(), fleet.buffers
+        # A tensor's sum goes when its old weights are kept: sums are the largest things that a round has.
+        old = torch.empty_like(fleet.base)
+        self._before = old, fleet.buffers
+        for name in list(self._sum):
+            slot = fleet.layout.tensors[name]
+            slot.of(old).copy_(slot.of(fleet.base))
+            if base is None:
+                self._add_mean(fleet.base, name)
+            del self._sum[name]
         if base is None:
             fleet.buffers = self._mean_buffers()
-            self._mean(fleet.base)
         else:
             fleet.rebase(base)
         for row, mark in self._marks.items():
             self._marks[row], fleet.marks[row] = fleet.marks[row].clone(), mark
         self._show_accepted()
-        # The rest of the round does not need these, and they are the largest things that it has.
-        self._sum, self._room = self._sum.new_empty(0), {}
+        self._room = {}
         return NARROWED if narrowed else None
 
     def undo(self) -> None:
@@ -209,12 +221,11 @@ class Aggregation:
             self.observer.observe(update)
         self._held = []
 
-    def _mean(self, base: Tensor) -> Tensor:
-        """Add the mean update to a base, in place and in pieces: a whole quotient would take two models' memory."""
-        total = sum(self.taken.values())
-        for some, summed in zip(pieces(base), pieces(self._sum), strict=True):
+    def _add_mean(self, base: Tensor, name: str) -> None:
+        """Add the mean update of a tensor to a base, in place and in pieces."""
+        total, slot = sum(self.taken.values()), self.fleet.layout.tensors[name]
+        for some, summed in zip(pieces(slot.of(base)), pieces(self._sum[name]), strict=True):
             some += summed / total
-        return base
 
     def _mean_buffers(self) -> dict[str, Tensor]:
         buffers = {}
@@ -235,7 +246,8 @@ class Aggregation:
         if not 0 < weight < float("inf"):
             return 0.0, f"its weight must be a positive number, not {weight}"
         partly = self.first and state.keys() == set(self.fleet.layout.order) - self.fleet.optional
-        return problem_of(self.fleet, client, state, self.fleet.layout.without(self.fleet.optional) if partly else None)
+        part = self.fleet.layout.without(self.fleet.optional) if partly else None
+        return problem_of(self.fleet, client, state, self._whole, part)
 
     def _problem_of_all(self) -> str | None:
         """Why no update could be used, if some came and all were refused; else None."""

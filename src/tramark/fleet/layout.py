@@ -5,8 +5,9 @@ a state dict (batch-norm statistics, counters, frozen parameters) is a *buffer*:
 but no mark ever lives there. Tensors that do not travel (`tramark.fleet.travels`) are neither.
 """
 
+import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -195,6 +196,11 @@ def pieces(tensor: Tensor) -> tuple[Tensor, ...]:
     """A tensor in pieces that fit into a processor's cache (views, if it is contiguous)."""
     some: tuple[Tensor, ...] = tensor.detach().reshape(-1).split(PIECE)
     return some
+
+
+def norm(tensors: Iterable[Tensor]) -> float:
+    """The norm of all of them together, in double precision."""
+    return math.hypot(*(float(torch.linalg.vector_norm(one, dtype=torch.float64)) for one in tensors))
 
 
 def some_names(names: Sequence[str]) -> str:

@@ -31,10 +31,12 @@ NEAR = 3.0
 """An update this many times farther from what came out than the median is not what it was made of."""
 
 
-def problem_of(fleet: "Fleet", client: str, state: State, layout: Layout | None = None) -> tuple[float, str | None]:
+def problem_of(
+    fleet: "Fleet", client: str, state: State, whole: float, layout: Layout | None = None
+) -> tuple[float, str | None]:
     """The size of a client's update, and why it cannot be used; None if it can.
 
-    `layout` is that of a part that comes back.
+    `whole` is the base's norm, and `layout` that of a part that comes back.
     """
     if problem := fleet.problem(state) if layout is None else layout.problem(state):
         return 0.0, problem
@@ -44,7 +46,7 @@ def problem_of(fleet: "Fleet", client: str, state: State, layout: Layout | None 
     for name in layout.buffers:
         if problem := _buffer_problem(name, state[name], fleet.buffers[name]):
             return 0.0, problem
-    size, whole = 0.0, float(torch.linalg.vector_norm(fleet.base, dtype=torch.float64))
+    size = 0.0
     for name, slot in layout.tensors.items():
         if name not in fleet.shared:
             size = math.hypot(size, float(torch.linalg.vector_norm(fleet.update(client, name, state[name]))))

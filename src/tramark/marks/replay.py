@@ -48,7 +48,11 @@ class Replay:
         if len(self._held) == UPDATES + MORE:
             return
         # A tensor that has two names is taken once, or it would be changed twice. Counters do not matter.
-        weights = {name: self._fleet.update(client, name, returned[name]) for name in self._fleet.layout.tensors}
+        # Half of the memory is saved, and no more than the third digit lost.
+        weights = {
+            name: self._fleet.update(client, name, returned[name]).to(torch.bfloat16)
+            for name in self._fleet.layout.tensors
+        }
         buffers = {
             name: returned[name].to(old) - old
             for name, old in self._fleet.buffers.items()

@@ -19,9 +19,9 @@ UNEVEN = 0.9
 their sum, a hundred labels would be levelled instead of answers given."""
 
 
-PATIENCE = 15
+PATIENCE, AGAIN = 15, 5
 """Steps without progress after which a search ends; also steps after which it stops levelling the other labels once the
-margin is nearly reached."""
+margin is nearly reached: fewer if it goes on from where they have been levelled."""
 
 
 NEARLY = 0.1
@@ -114,18 +114,19 @@ class Search:
         first = torch.cat([owner.new_ones(1), owner.diff()]).nonzero().flatten()
         return replace(self, run=self.run.some(first), sheet=self.sheet.some(first), tolerance=0.1)
 
-    def smallest(self, wanted: Tensor, margin: float, near: Sequence[Tensor] | None = None) -> Found:
-        """The smallest changes that give the wanted answers by the margin, starting from zero or from `near`.
+    def smallest(self, wanted: Tensor, margin: float, start: Sequence[Tensor] | None = None) -> Found:
+        """The smallest changes that give the wanted answers by the margin, starting from zero or from some others.
 
         Each step moves every (client, question) along the gradient of its margin by the length that would reach the
         margin if it were linear; there is no step size to choose. Returns the changes and whether they reach the
         margin; otherwise the closest found. Labels that cannot be levelled do not count against that.
         """
         clients, questions = wanted.shape
-        if near is None:
+        levelled = PATIENCE if start is None else AGAIN
+        if start is None:
             widths = [len(pull.directions) for pull in self.pulls]
-            near = [torch.zeros(clients, width, questions, device=wanted.device) for width in widths]
-        changes = best = list(near)
+            start = [torch.zeros(clients, width, questions, device=wanted.device) for width in widths]
+        changes = best = list(start)
         owner = self.sheet.owner
         member = F.one_hot(owner, questions).float()
         labels = wanted[:, owner].flatten()
@@ -152,7 +153,7 @@ class Search:
                 return best, True
             reached, stalled = (float(least.sum()), 0) if least.sum() < 0.98 * reached else (reached, stalled + 1)
             waited = waited + 1 if float(short.detach().max()) <= NEARLY * margin else 0
-            if PATIENCE in (stalled, waited):
+            if stalled == PATIENCE or waited == levelled:
                 break
             # A step that made things worse was too long: the margin is not linear, or another question interfered.
             pace = torch.where(missing > before, 0.5 * pace, (1.2 * pace).clamp_max(1))

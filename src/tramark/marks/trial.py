@@ -25,7 +25,7 @@ from tramark.marks.draft import LOOKED_AT, Draft
 from tramark.marks.layers import OneHot
 from tramark.marks.replay import replayed
 from tramark.marks.retouch import retouch
-from tramark.marks.search import AnswerSheet, leads
+from tramark.marks.search import AnswerSheet, Search, leads
 from tramark.marks.split import channels_last, split
 
 NOBODIES = 3
@@ -217,32 +217,19 @@ def _try(ground: Ground, layer: str, keyring: Keyring) -> Tried:
         cost = draft.cost(changes)
         with torch.no_grad():
             issued = leads(draft.search.answer(changes), sheet)
-    left = [_left(model, fleet, layer, draft, changes, sheet, update) for update in ground.updates]
+    left = [_left(model, fleet, draft.search, changes, update) for update in ground.updates]
     lost = float(torch.cat([(issued - one).flatten() for one in left]).quantile(0.9)) if left else UNKNOWN
     given, chance = float((issued > 0).float().mean()), 1 / keyring.classes
     return Tried(layer, keyring.chosen, float(issued.median()), cost, (given - chance) / (1 - chance), lost)
 
 
 def _left(
-    model: nn.Module,
-    fleet: Fleet,
-    layer: str,
-    draft: Draft,
-    changes: Sequence[Tensor],
-    sheet: AnswerSheet,
-    update: Mapping[str, Tensor],
+    model: nn.Module, fleet: Fleet, search: Search, changes: Sequence[Tensor], update: Mapping[str, Tensor]
 ) -> Tensor:
     """By how much the answers lead once another client's update lies on top of the marks: clients × inputs."""
-    slot = fleet.layout.slots[f"{layer}.weight"]
-    logits = []
     with replayed(model, fleet, update), torch.no_grad():
-        matrix = slot.matrix(model.get_parameter(f"{layer}.weight").data)
-        for change in changes[0]:
-            edit = (change @ draft.parts[0].directions.T).to(matrix)
-            matrix += edit
-            logits.append(model(sheet.inputs))
-            matrix -= edit
-    return leads(torch.cat(logits), sheet)
+        trained = replace(search, run=split(model, search.layers[0], search.sheet.inputs))
+        return leads(trained.answer(changes), search.sheet)
 
 
 def _nobodys(keyring: Keyring, device: torch.device) -> AnswerSheet:
