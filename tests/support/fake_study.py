@@ -34,9 +34,9 @@ class Squares:
             raise SettingError(f"{number} is negative")
         if number == 13:
             os._exit(7)
-        while number == 404:
-            time.sleep(0.05)
-            bench.say("is waiting")  # fails once the parent is gone
+        if number == 404:
+            (bench.work.parent / "pid").write_text(str(os.getpid()))
+            time.sleep(600)
         if number == 5:
             warnings.warn("five is odd", stacklevel=1)
         return {"square": number**2 + seed, "threads": os.environ["OMP_NUM_THREADS"]}

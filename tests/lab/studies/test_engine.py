@@ -105,12 +105,15 @@ def test_a_killed_study_goes_on_where_it_was(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, fake_study.__file__, str(tmp_path)], env=environment)
     try:
         # The second run hangs: by then the first has its row, and the third has not begun.
-        while not (tmp_path / "work" / "b-0").exists():
+        while not ((pid := tmp_path / "pid").exists() and pid.read_text()):
             assert process.poll() is None
             time.sleep(0.05)
     finally:
         process.kill()
         process.wait()
+    # Its process ends, too.
+    while Path(f"/proc/{pid.read_text()}/exe").exists():
+        time.sleep(0.05)
     assert [row["square"] for row in results(tmp_path)] == [4]
     assert "| a    |      4 |" in (tmp_path / "table.md").read_text()
     hung = Squares((("a", 2), ("b", 404), ("c", 4)))

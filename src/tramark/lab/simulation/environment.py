@@ -1,6 +1,8 @@
-"""The environment in which processes with one thread each are started."""
+"""Processes with one thread each: the environment in which they are started, and their end."""
 
+import multiprocessing
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -23,3 +25,15 @@ def single_threaded() -> Iterator[None]:
     finally:
         for name in ours:
             del os.environ[name]
+
+
+def end_with_parent() -> None:
+    """From now on this process ends when the one that started it does, however that ends."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()

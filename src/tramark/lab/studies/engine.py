@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tramark.errors import SettingError, one_line
-from tramark.lab.simulation.environment import single_threaded
+from tramark.lab.simulation.environment import end_with_parent, single_threaded
 from tramark.lab.studies.book import Book
 from tramark.lab.studies.study import Bench, Row, Run, Study
 
@@ -113,6 +113,7 @@ def _heard(connection: Connection, process: BaseProcess) -> str | Row:
 def _work(connection: Connection, study: Study, run: Run, work: Path, data_dir: Path | None, device: str) -> None:
     # An interrupt is for the parent, which then stops us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent()
 
     def say(words: str) -> None:
         connection.send(("says", words))
@@ -128,7 +129,4 @@ def _work(connection: Connection, study: Study, run: Run, work: Path, data_dir: 
             row = {"error": what, "traceback": traceback.format_exc()}
     if remarks := list(dict.fromkeys(one_line(str(warning.message), 500) for warning in caught)):
         row["warnings"] = remarks
-    try:
-        connection.send(("row", json.dumps(row)))
-    except OSError:
-        return  # The parent is gone.
+    connection.send(("row", json.dumps(row)))
