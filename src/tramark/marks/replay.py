@@ -1,6 +1,5 @@
 """Remember a few clients' last updates, to see what they would do to a mark before it is sent to anybody."""
 
-import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -8,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from tramark.fleet.fleet import Fleet
-from tramark.fleet.layout import State
+from tramark.fleet.layout import State, norm
 from tramark.fleet.scratch import loaded
 from tramark.fleet.usual import lower_median
 
@@ -31,24 +30,38 @@ class Replay:
     def __init__(self, fleet: Fleet, updates: Iterable[dict[str, Tensor]] = (), *, local: bool = False) -> None:
         self._fleet = fleet
         self._held = list(updates)
+        self._sizes = [self._size(update, fleet.layout.tensors) for update in self._held]
         self.local: Tensor | None = None
         self._row = len(fleet.clients) if local else 0
 
     @property
     def updates(self) -> list[dict[str, Tensor]]:
         """The first of them that are not far larger than the others."""
-        sizes = [self._size(update, self._fleet.layout.tensors) for update in self._held]
-        usual = lower_median(sizes) if sizes else 0.0
-        return [update for update, size in zip(self._held, sizes, strict=True) if size <= FAR * usual][:UPDATES]
+        return [update for update, size in zip(self._held, self._sizes, strict=False) if size <= self._limit]
 
     def watch(self, client: str, returned: State) -> None:
         """Remember one client's update, unless there are enough."""
         if (row := self._fleet._row(client)) < self._row:
             self._row, self.local = row, self._fleet.layout.flatten(returned)
-        if len(self._held) == UPDATES + MORE:
+        if len(self._sizes) == UPDATES + MORE:
             return
+        names = self._fleet.layout.tensors
+        self._sizes.append(norm(self._fleet.update(client, name, returned[name]) for name in names))
+        if len(self._held) < UPDATES:
+            self._held.append(self._update(client, returned))
+            return
+        # One more is looked at, and takes the place of one that is far larger: no more are ever held.
+        far = [place for place, size in enumerate(self._sizes[:UPDATES]) if size > self._limit]
+        if far and self._sizes[-1] <= self._limit:
+            self._held[far[0]], self._sizes[far[0]] = self._update(client, returned), self._sizes[-1]
+
+    @property
+    def _limit(self) -> float:
+        return FAR * lower_median(self._sizes) if self._sizes else 0.0
+
+    def _update(self, client: str, returned: State) -> dict[str, Tensor]:
+        """An update. Half of the memory is saved, and no more than the third digit of weights lost."""
         # A tensor that has two names is taken once, or it would be changed twice. Counters do not matter.
-        # Half of the memory is saved, and no more than the third digit lost.
         weights = {
             name: self._fleet.update(client, name, returned[name]).to(torch.bfloat16)
             for name in self._fleet.layout.tensors
@@ -58,7 +71,7 @@ class Replay:
             for name, old in self._fleet.buffers.items()
             if name in returned and old.is_floating_point()
         }
-        self._held.append(weights | buffers)
+        return weights | buffers
 
     def size(self, layers: Collection[str]) -> float:
         """The norm of an update of all weights but those of some layers, in the mean."""
@@ -68,7 +81,7 @@ class Replay:
 
     @staticmethod
     def _size(update: Mapping[str, Tensor], names: Iterable[str]) -> float:
-        return math.sqrt(sum(float(torch.linalg.vector_norm(update[n], dtype=torch.float64)) ** 2 for n in names))
+        return norm(update[name] for name in names)
 
 
 @contextmanager
