@@ -19,77 +19,77 @@ class Entry(NamedTuple):
 
 CONTENTS: dict[str, Entry] = {
     "main": Entry(
-        "Table 1, tab:main_result",
+        "Table 1",
         "Accuracy and verification",
         "Accuracy (MA) and verification rate (VR) of FedAvg, WAFFLE, FedTracker and TraMark, over four data sets and "
         "two splits. TraMark is run as in the paper's text, as in its released code and as here, and VR is also given "
         "for models that their clients have trained, for that is what a client can leak.",
     ),
     "interval": Entry(
-        "Fig. 1, fig: traceability_confidence_error",
+        "Fig. 1",
         "Confidence, leakage and interval over rounds",
         "The share of a model's answers that are its own client's (confidence) and other clients' (leakage), round by "
         "round. Their difference, the interval, must widen for models to be told apart.",
     ),
     "divergence": Entry(
-        "Fig. 5, fig: divergence",
+        "Fig. 5",
         "Divergence over rounds",
         "The mean KL divergence between the clients' models on their own triggers, and VR, round by round. Marks "
         "collide where it stays near zero.",
     ),
     "attacks": Entry(
-        "Fig. 2, fig: attack",
+        "Fig. 2",
         "Pruning and fine-tuning",
         "MA and VR of models after pruning 30 to 99 % of their weights, and after fine-tuning on the thief's data for "
         "up to 30 epochs. The thief starts from the model as it was issued, as in the paper, or as he has trained it.",
     ),
     "finetune-rate": Entry(
-        "Fig. 6, fig:ft_rebutal",
+        "Fig. 6",
         "Fine-tuning at larger rates",
         "MA and VR after 30 epochs of fine-tuning at rates from 0.01 to 0.1. A rate that removes marks should ruin the "
         "model, too.",
     ),
     "quantisation": Entry(
-        "tab:quanti_attack",
+        "appendix, quantisation",
         "Quantisation",
         "MA and VR of models in FP16 and INT8 beside FP32. Marks must survive the usual ways to deploy a model.",
     ),
     "rnp": Entry(
-        "tab: rnp",
+        "appendix, RNP",
         "Reconstructive neuron pruning",
         "MA and VR after RNP, which removes the channels that a model does not need to relearn its task. The paper "
         "does not give the threshold, so it is swept.",
     ),
     "warmup": Entry(
-        "Fig. 3, fig: warmup_training_rounds",
+        "Fig. 3",
         "Rounds of warm-up",
         "MA and VR when marks begin after a share α of the rounds. Marks that begin early disturb training, and marks "
         "that begin late are weak.",
     ),
     "ratio": Entry(
-        "Fig. 4 left, fig: partition_ratios",
+        "Fig. 4 left",
         "Size of the region",
         "MA and VR when marks have 0.1 to 5 % of the weights. A larger region holds marks better and costs accuracy.",
     ),
     "trigger-size": Entry(
-        "Fig. 4 right, fig: watermark_dataset_size",
+        "Fig. 4 right",
         "Number of triggers",
         "MA and VR with 50 to 200 triggers a client. The paper finds 50 too few and no gain beyond 100.",
     ),
     "trigger-source": Entry(
-        "Table 2, tab: svhn",
+        "Table 2",
         "Source of triggers",
         "MA and VR with triggers from MNIST, SVHN and WafflePattern. A t-test over seeds says whether accuracy differs "
         "from MNIST's.",
     ),
     "cost": Entry(
-        "Table 3, tab: watermarking_time",
+        "Table 3",
         "Time to make marks",
         "Seconds that the server takes in a round to make the marks of ten clients, for every method. The time that "
         "FedAvg takes for the same round is subtracted.",
     ),
     "full-cost": Entry(
-        "tab: full_time",
+        "appendix, full time",
         "Time of a whole round of the server",
         "Seconds of aggregation, marking and verification of ten clients, for every method. Clients' training is left "
         "out.",
@@ -101,7 +101,7 @@ CONTENTS: dict[str, Entry] = {
         "nothing else is added.",
     ),
     "sampling": Entry(
-        "tab: more_clients",
+        "appendix, more clients",
         "Fifty clients, a fifth of them a round",
         "MA and VR with 50 clients that all take part in each round, or of which 20 % do. Models of all clients are "
         "marked in each round.",
@@ -118,13 +118,13 @@ CONTENTS: dict[str, Entry] = {
         "told apart. Weights are random and nobody trains, so there is no MA to compare with the paper's.",
     ),
     "fairness": Entry(
-        "tab:fairness_cifar",
+        "appendix, fairness on CIFAR-10",
         "Accuracy of each client's model",
         "MA of each client's model, and its standard deviation over clients. No client should pay more for its mark "
         "than others.",
     ),
     "methods": Entry(
-        "tab:comparsion",
+        "appendix, comparison of methods",
         "What methods can do",
         "Whether each method traces by answers alone, needs nothing of the clients, and names a client. Tests hold "
         "what our table says against small federations.",

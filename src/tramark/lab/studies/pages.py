@@ -82,7 +82,7 @@ def index_text(folder: Path) -> str:
     headings = ["study", "in the paper", "what", "paper", "here", "made at"]
     parts = [
         "# All studies",
-        "Every number on these pages was made by the command on its page, `tramark study NAME`. At scale `laptop` the "
+        "Every number on these pages was made by the command on its page. At scale `laptop` the "
         "federations are smaller than the paper's (each page says how), so compare differences and rates rather than "
         "accuracies. MA and VR are in percent.",
         markdown_table(headings, lines, left=3),
