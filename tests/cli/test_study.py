@@ -69,5 +69,5 @@ def test_a_study_writes_its_page_and_the_index(tramark: Shell, tmp_path: Path) -
     said = tramark("study", "methods", "--scale", "smoke", "--only", "fedavg,tramark", "--out", out, "--publish", pages)
     assert "| tramark" in said
     assert "tramark study methods --scale smoke" in (pages / "methods.md").read_text()
-    assert "[What methods can do](methods.md)" in (pages / "README.md").read_text()
+    assert "[What methods can do](methods.md)" in (pages / "studies.md").read_text()
     assert "smoke: 2" in " ".join(tramark("study", "list", "--out", out).split())

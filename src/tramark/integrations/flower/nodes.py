@@ -51,7 +51,7 @@ def registered_names(grid: Grid, nodes: Sequence[int]) -> dict[int, str]:
     `TraMarkStrategy(identify=registered_names)` insists on it from the first round on.
     """
     known = {info.node_id: info.name for info in grid.get_nodes()}
-    if nameless := [node for node in nodes if node in known and not known[node]]:
+    if nameless := {node for node in nodes if node in known and not known[node]}:
         log(
             WARNING,
             "no model goes to nodes that were registered without a name (%s here): register their keys with --name",
