@@ -183,6 +183,12 @@ def test_labels_are_read_in_the_way_that_fits() -> None:
     assert best_reading([0, 1, 2], [], 3).words == "labels as they are"
 
 
+def test_labels_are_read_as_they_are_if_no_way_fits_better_than_chance() -> None:
+    base = [number % 10 for number in range(40)]
+    weak = [3 if number % 8 else (number % 10 + 1) % 10 for number in range(40)]
+    assert best_reading(weak, base, 10).words == "labels as they are"
+
+
 def test_a_declared_shape_says_how_to_feed() -> None:
     assert geometry_of([None, 3, 32, 32]) == {"layout": "NCHW", "colour": "rgb", "size": (32, 32)}
     assert geometry_of([1, 784]) == {"flat": True}

@@ -63,6 +63,8 @@ class Reading:
 def best_reading(said: Sequence[Said], base: Sequence[int], classes: int) -> Reading:
     """The reading that is most like the base; the plain one, unless another fits better by two answers.
 
+    Where the plain one reads all answers, the other must also be more like the base than chance would have it.
+
     >>> best_reading([1, 2, 3, 1], [0, 1, 2, 0], classes=3).words
     'labels count from 1'
     """
@@ -77,6 +79,8 @@ def best_reading(said: Sequence[Said], base: Sequence[int], classes: int) -> Rea
 
     best = max(others, key=worth, default=plain)
     enough = plain.alike(base) + (2 if base else 0)
+    if base and not plain.unread and not _like(best, base):
+        return plain
     return best if worth(best) > worth(plain) and best.alike(base) >= enough else plain
 
 
