@@ -1,7 +1,7 @@
 """Run the benchmarks at a small size, and say what has become worse than the ratios in `ratios.json`.
 
 Ratios are kept, not seconds: they are measured side by side, so they carry over to other machines. Each may be worse by
-a part that is noise (`SLACK`). The exit code is 1 if any is worse. It takes less than ten minutes on two cores.
+a part that may be noise (`SLACK`). The exit code is 1 if any is worse. A ratio that was never kept is only shown.
 
     python benchmarks/regress.py                 # compare
     python benchmarks/regress.py --only round    # some of them
@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 KEPT = HERE / "ratios.json"
 
 SLACK = 0.25
-"""By what part a ratio of times may be worse before it counts: what the same code differs by from run to run."""
+"""By what part a ratio of times may be worse before it counts. A guess: it was not measured what noise alone does."""
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -113,7 +113,9 @@ def main() -> None:
             before, ratio = kept.get(what), PROGRAMS[name].ratios[what]
             bad = before is not None and ratio.worse(now, before)
             worse += [what] * bad
-            print(f"{'worse' if bad else 'ok':6}{what}: {now:g} (kept: {'–' if before is None else f'{before:g}'})")
+            print(
+                f"{'worse' if bad else 'new' if before is None else 'ok':6}{what}: {now:g} (kept: {'–' if before is None else f'{before:g}'})"
+            )
             sys.stdout.flush()
             kept[what] = now if options.keep or before is None else before
     if options.keep:

@@ -15,7 +15,7 @@ UPDATES = 2
 """Updates that are replayed."""
 
 MORE = 1
-"""Updates that are remembered beyond that, so that one among them that is far larger can be left out."""
+"""Updates that are looked at beyond that, so that one among them that is far larger can be left out."""
 
 FAR = 3.0
 """An update this many times larger than the median is not replayed: one client must not decide what marks need."""
@@ -30,7 +30,7 @@ class Replay:
     def __init__(self, fleet: Fleet, updates: Iterable[dict[str, Tensor]] = (), *, local: bool = False) -> None:
         self._fleet = fleet
         self._held = list(updates)
-        self._sizes = [self._size(update, fleet.layout.tensors) for update in self._held]
+        self._sizes = [norm(update[name] for name in fleet.layout.tensors) for update in self._held]
         self.local: Tensor | None = None
         self._row = len(fleet.clients) if local else 0
 
@@ -76,12 +76,8 @@ class Replay:
     def size(self, layers: Collection[str]) -> float:
         """The norm of an update of all weights but those of some layers, in the mean."""
         names = [n for n in self._fleet.layout.tensors if n.removesuffix(".weight") not in layers]
-        sizes = [self._size(update, names) for update in self.updates]
+        sizes = [norm(update[name] for name in names) for update in self.updates]
         return sum(sizes) / max(len(sizes), 1)
-
-    @staticmethod
-    def _size(update: Mapping[str, Tensor], names: Iterable[str]) -> float:
-        return norm(update[name] for name in names)
 
 
 @contextmanager
