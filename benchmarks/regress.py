@@ -113,11 +113,9 @@ def main() -> None:
             before, ratio = kept.get(what), PROGRAMS[name].ratios[what]
             bad = before is not None and ratio.worse(now, before)
             worse += [what] * bad
-            print(
-                f"{'worse' if bad else 'new' if before is None else 'ok':6}{what}: {now:g} (kept: {'–' if before is None else f'{before:g}'})"
-            )
-            sys.stdout.flush()
-            kept[what] = now if options.keep or before is None else before
+            told = "new" if before is None else f"{'worse' if bad else 'ok'}, kept: {before:g}"
+            print(f"{what}: {now:g} ({told})", flush=True)
+            kept[what] = now
     if options.keep:
         KEPT.write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n")
     print(f"{time.perf_counter() - begun:.0f} s")
