@@ -86,7 +86,8 @@ class Sandbox:
             "path": str(self.path),
             "model": asdict(model) if model else None,
             "output": output,
-            "threads": torch.get_num_threads(),
+            # One is left to this process, whose threads wait busily between two questions.
+            "threads": max(1, torch.get_num_threads() - 1),
             "memory": limits.memory or (4 << 30) + 4 * _size(self.path),
         }
         ready, _ = self._exchange(order)
