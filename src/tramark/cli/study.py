@@ -38,7 +38,10 @@ Only = Annotated[str | None, typer.Option(help="Names of the cases to run, separ
 Again = Annotated[bool, typer.Option("--again", help="Delete the rows of these cases first, and run them again.")]
 Publish = Annotated[
     Path | None,
-    typer.Option(file_okay=False, help="Folder to which a page for each study and an index are written."),
+    typer.Option(
+        file_okay=False,
+        help="Folder to which a page for each study and an index are written. Rows that it has are not run again.",
+    ),
 ]
 
 RESULTS = Path("runs/studies")
@@ -164,13 +167,15 @@ class _Job:
         """Run cases of a study with a progress bar, and print the table; False if some have no result."""
         from tramark.lab.studies.book import Book
         from tramark.lab.studies.engine import conduct
-        from tramark.lab.studies.pages import publish
+        from tramark.lab.studies.pages import publish, take_over
         from tramark.lab.studies.study import all_runs, minutes_of
 
         out = self.out / self.scale / study.name
         book, runs = Book(study, out, self.out / "work"), all_runs(cases, self.seeds)
         if again:
             book.forget(runs)
+        elif self.publish is not None and (taken := take_over(book, self.scale, self.publish, runs)):
+            console.print(f"{taken} rows are taken over from {self.publish}", highlight=False)
         pending = book.pending(runs)
         possible = _with_data(list({run.case.name: run.case for run in pending}.values()), self.data_dir)
         there = len(runs) - len(pending)

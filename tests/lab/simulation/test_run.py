@@ -25,7 +25,7 @@ from tramark.lab.methods import Traced
 from tramark.lab.models import build
 from tramark.lab.simulation.client import LocalTraining, accuracy, predict
 from tramark.lab.simulation.metrics import SIGMA, answers_of_all, judge, task_accuracy, traceability
-from tramark.lab.simulation.run import Settings, prepare, reopen, run
+from tramark.lab.simulation.run import Settings, _lines, prepare, reopen, run
 from tramark.lab.simulation.simulator import Simulation
 from tramark.marks.closed_form import ClosedForm
 from tramark.vault.commit import state_digest
@@ -108,6 +108,24 @@ def test_starting_from_anothers_warm_up_equals_warming_up(tmp_path: Path) -> Non
     run(settings, tmp_path / "first")
     run(settings, tmp_path / "second", warm_from=tmp_path / "first")
     assert same(tmp_path / "first" / "models", tmp_path / "second" / "models")
+
+
+@pytest.mark.parametrize("preset", ["default", "released"])
+def test_the_first_rounds_of_fedavg_need_not_be_played_again(preset: str, tmp_path: Path) -> None:
+    small = SMALL | {"split": "iid-stratified", "rounds": 8, "warmup": 6}
+    settings = Settings(**small, preset=preset, triggers="waffle" if preset == "released" else "auto")
+    run(settings, tmp_path / "played")
+    run(Settings(**small, method="fedavg"), tmp_path / "plain")
+    taken = run(settings, tmp_path / "taken", first_rounds=tmp_path / "plain")
+    mas = {name: [line["ma"] for line in _lines(tmp_path / name)] for name in ("played", "taken")}
+    assert len(mas["taken"]) == 8, "the rounds that were taken over have their lines, too"
+    assert mas["taken"][:5] == mas["played"][:5]
+    if preset == "released":
+        assert same(tmp_path / "played" / "models", tmp_path / "taken" / "models")
+    else:
+        assert taken["vr"] == 1.0
+    with pytest.raises(CheckpointError, match="no warm-up to start from"):
+        run(settings, tmp_path / "nowhere", first_rounds=tmp_path / "played")
 
 
 def settings_for(start: str, tmp_path: Path) -> tuple[Settings, dict[str, Any]]:

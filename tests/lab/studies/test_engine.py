@@ -16,6 +16,7 @@ from tramark.errors import SettingError
 from tramark.lab.studies.book import Book
 from tramark.lab.studies.engine import _next, conduct
 from tramark.lab.studies.needs import missing_sets
+from tramark.lab.studies.pages import take_over
 from tramark.lab.studies.study import Case, Part, Row, Run, all_runs, named
 
 
@@ -160,6 +161,36 @@ def test_a_run_waits_for_the_federation_that_another_one_plays(tmp_path: Path) -
     pair.folder(tmp_path, 0).mkdir()
     (pair.folder(tmp_path, 0) / "summary.json").touch()
     assert _next([second, third], [first], tmp_path) is second, "it is finished"
+
+
+def test_a_run_waits_for_the_first_rounds_that_another_one_plays(tmp_path: Path) -> None:
+    plain = Part({"method": "fedavg"})
+    marked = Part({"method": "tramark"}, begins_as=plain.settings)
+    first, second = (Run(Case(name, {}, parts=(part,)), 0) for name, part in (("a", plain), ("b", marked)))
+    assert _next([second], [first], tmp_path) is None
+    assert _next([second], [], tmp_path) is second, "it can be played without"
+    assert _next([first], [second], tmp_path) is first, "FedAvg waits for nobody"
+    plain.folder(tmp_path, 0).mkdir()
+    (plain.folder(tmp_path, 0) / "summary.json").touch()
+    assert _next([second], [first], tmp_path) is second
+
+
+def test_published_rows_are_taken_over_if_their_settings_are_the_same(tmp_path: Path) -> None:
+    study, pages = Squares((("a", 2), ("b", 3))), tmp_path / "pages"
+    pages.mkdir()
+    rows = [
+        {"case": "a", "seed": 0, "settings": {"number": 2, "list": [1, 2]}, "square": 40},
+        {"case": "b", "seed": 0, "settings": {"number": 4, "list": [1, 2]}, "square": 90},
+    ]
+    (pages / "squares.json").write_text(json.dumps({"scale": "laptop", "rows": rows}))
+    book, runs = Book(study, tmp_path / "out"), all_runs(study.cases(), 2)
+    assert take_over(book, "smoke", pages, runs) == 0, "another scale"
+    assert take_over(book, "laptop", pages, runs) == 1
+    assert [run.name for run in book.pending(runs)] == ["b-0", "a-1", "b-1"]
+    assert [row["square"] for row in book.good()] == [40]
+    book.write(runs[0], {"square": 4})
+    assert take_over(book, "laptop", pages, runs) == 0
+    assert [row["square"] for row in book.good()] == [4], "a row of one's own stays"
 
 
 def test_studies_share_a_folder_of_work(tmp_path: Path) -> None:

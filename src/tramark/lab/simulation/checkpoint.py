@@ -1,7 +1,8 @@
 """What a run keeps in files for other runs and programs: warm-ups and models."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import save
 from torch import Tensor
@@ -22,8 +23,22 @@ def save_warm_up(path: Path, method: Method) -> None:
 
 def warm_start(path: Path, method: Method) -> None:
     """Begin where another run's warm-up ended: take up its base, and make marks if the method makes any."""
+    _start(path, method.warm_start)
+
+
+def begin_with(path: Path, method: Method) -> None:
+    """Begin within another run's warm-up: take up its base, and play the rest of the warm-up."""
+
+    def take_up(state: Mapping[str, Any]) -> None:
+        method.fleet.load_base(state["fleet"])
+        method.round = int(state["round"])
+
+    _start(path, take_up)
+
+
+def _start(path: Path, take_up: Callable[[Mapping[str, Any]], None]) -> None:
     try:
-        method.warm_start(unpack(path.read_bytes()))
+        take_up(unpack(path.read_bytes()))
     except FileNotFoundError:
         raise CheckpointError(f"no warm-up to start from at {path}") from None
     except Exception as error:  # a damaged file can break any part of the readers

@@ -28,7 +28,7 @@ from tramark.lab.data import Dataset
 from tramark.lab.methods import METHODS, Method, Scene
 from tramark.lab.names import SplitName, TriggerKind
 from tramark.lab.simulation import partition
-from tramark.lab.simulation.checkpoint import save_warm_up, warm_start, write_model
+from tramark.lab.simulation.checkpoint import begin_with, save_warm_up, warm_start, write_model
 from tramark.lab.simulation.client import LocalTraining
 from tramark.lab.simulation.simulator import Simulation
 from tramark.lab.simulation.triggers import Verification, kind_of, tests, triggers
@@ -42,6 +42,13 @@ MODEL = "model"
 
 
 CHECKPOINT = "checkpoint.safetensors"
+
+FIRST_ROUNDS = "first-rounds.safetensors"
+"""The base of a FedAvg run some rounds before the end of the warm-up, for marked runs to begin with."""
+
+LEAD = 5
+"""How many rounds before the end of the warm-up that is. Our marks follow from the updates of all rounds, each of which
+counts half as much as the next: those that a run has not seen would count for a sixteenth in all."""
 
 
 WORTH_WORKERS = 5e10
@@ -229,6 +236,7 @@ def run(
     *,
     resume: bool = False,
     warm_from: Path | None = None,
+    first_rounds: Path | None = None,
     data_dir: Path | None = None,
     device: torch.device | None = None,
     workers: int | None = 1,
@@ -239,7 +247,8 @@ def run(
 
     `key` opens the vault; without it, a key file beside the vault is used, and made for a new run. `workers` is how
     many processes train the clients. None takes as many as pay; a script that asks for it must start under
-    `if __name__ == "__main__":`.
+    `if __name__ == "__main__":`. `first_rounds` is the folder of a FedAvg run with the same clients, seed and warm-up:
+    all but the last `LEAD` rounds of its warm-up, which is the same, are taken over instead of being played again.
     """
     settings, metrics = _start(settings, out, resume)
     with ExitStack() as stack:
@@ -261,6 +270,9 @@ def run(
             metrics = []
             if warm_from is not None:
                 warm_start(warm_from / "warmup.safetensors", method)
+            elif first_rounds is not None:
+                begin_with(first_rounds / FIRST_ROUNDS, method)
+                metrics = [line for line in _lines(first_rounds) if line["round"] <= method.round]
         _write_json(out / "config.json", asdict(settings))
         _write_lines(out / "metrics.jsonl", metrics)
         for line in metrics:
@@ -271,6 +283,8 @@ def run(
             line = simulation.step(keep=_writer(out / "trained") if method.round + 1 == settings.rounds else None)
             metrics.append(line | {"seconds": round(time.perf_counter() - began, 3)})
             _write_lines(out / "metrics.jsonl", metrics)
+            if settings.method == "fedavg" and method.round == settings.begins_after - LEAD:
+                save_warm_up(out / FIRST_ROUNDS, method)
             if method.round == settings.begins_after:
                 save_warm_up(out / "warmup.safetensors", method)
             if on_round:
@@ -368,8 +382,13 @@ def _start(settings: Settings, out: Path, resume: bool) -> tuple[Settings, list[
             f"the run in {out} was made with other settings: "
             + ", ".join(f"{k} {before.get(k)}, not {getattr(settings, k)}" for k in different)
         )
-    lines = (out / "metrics.jsonl").read_text().splitlines() if (out / "metrics.jsonl").exists() else []
-    return settings, [json.loads(line) for line in lines]
+    return settings, _lines(out)
+
+
+def _lines(out: Path) -> list[dict[str, Any]]:
+    """The metrics of a run's rounds."""
+    path = out / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def _up_to(simulation: Simulation, metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:

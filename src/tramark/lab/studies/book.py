@@ -119,12 +119,12 @@ def _read(path: Path) -> Row | None:
 
 def _changed(run: Run, row: Row) -> str:
     """What is different in a row's settings."""
-    was, now = dict(row["settings"]), _plain(run.case.settings)
+    was, now = dict(row["settings"]), plain(run.case.settings)
     names = [name for name in {**was, **now} if was.get(name) != now.get(name)]
     return f"{run.name} ({', '.join(f'{name} was {was.get(name)}, is {now.get(name)}' for name in names)})"
 
 
-def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings as they come back from a file: tuples as lists."""
     plain: dict[str, Any] = json.loads(json.dumps(dict(settings)))
     return plain

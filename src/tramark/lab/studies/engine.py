@@ -75,9 +75,9 @@ def conduct(
 
 
 def _next(waiting: Iterable[Run], going: Collection[Run], work: Path) -> Run | None:
-    """The first run that needs no federation which a run that is going on may be playing."""
+    """The first run that needs no federation, nor the first rounds of one, which a run that goes on may be playing."""
     busy = {folder for run in going for folder in run.unfinished(work)}
-    return next((run for run in waiting if not busy & run.unfinished(work)), None)
+    return next((run for run in waiting if not busy & run.waits_for(work)), None)
 
 
 def _start(study: Study, run: Run, bench: Bench) -> tuple[Connection, BaseProcess]:

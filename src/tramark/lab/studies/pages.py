@@ -1,20 +1,21 @@
 """Publish results: a page for each study, with its table, its picture and all rows, and an index of all pages.
 
-The index is made from the pages' own JSON files, so a page can be made anew by itself.
+The index is made from the pages' own JSON files, so a page can be made anew by itself. Rows that were published are
+taken over: a page of many hours can be made in several sittings, on several machines.
 """
 
 import json
 import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tramark.lab.studies.book import Book
+from tramark.lab.studies.book import Book, plain
 from tramark.lab.studies.contents import CONTENTS
 from tramark.lab.studies.markdown import markdown_table
 from tramark.lab.studies.scales import described
-from tramark.lab.studies.study import Row, Scale
+from tramark.lab.studies.study import Row, Run, Scale
 from tramark.vault.files import pretty, replace_file
 
 INDEX = "studies.md"
@@ -36,6 +37,26 @@ def publish(book: Book, scale: Scale, folder: Path) -> Path:
     replace_file(page, page_text(book, scale, published, drawn=drawn).encode(), READABLE)
     replace_file(folder / INDEX, index_text(folder).encode(), READABLE)
     return page
+
+
+def take_over(book: Book, scale: Scale, folder: Path, runs: Iterable[Run]) -> int:
+    """Keep the published rows of runs that have none in the book, so that a page grows from command to command.
+
+    Rows of another scale or of other settings are left alone. Returns how many were kept.
+    """
+    path = folder / f"{book.study.name}.json"
+    if not path.exists():
+        return 0
+    published = json.loads(path.read_text())
+    if published["scale"] != scale:
+        return 0
+    rows = {(row["case"], row["seed"]): row for row in published["rows"]}
+    missing = [(run, rows.get((run.case.name, run.seed))) for run in runs if not book.path(run).exists()]
+    # Numbers in settings were rounded when the row was published.
+    same = [(run, row) for run, row in missing if row and row["settings"] == _rounded(plain(run.case.settings))]
+    for run, row in same:
+        book.keep(run, row)
+    return len(same)
 
 
 def page_text(book: Book, scale: Scale, published: Mapping[str, Any], *, drawn: bool) -> str:

@@ -16,8 +16,8 @@ from torch import nn
 
 from tramark.lab.attacks.arena import Ledger, Stage, Which, assault, groups, make
 from tramark.lab.methods import Finding, Traced, Verifiable
-from tramark.lab.simulation.run import Settings, run
-from tramark.lab.studies.scales import plain_settings
+from tramark.lab.simulation.run import FIRST_ROUNDS, Settings, run
+from tramark.lab.studies.scales import plain_settings, unmarked
 from tramark.lab.studies.study import Bench, Part, Row
 from tramark.vault.files import pretty, replace_file
 from tramark.vault.lock import WriterLock
@@ -39,7 +39,19 @@ def folder_of(settings: Settings, bench: Bench) -> Path:
                 bench.say(f"round {line['round']} of {settings.rounds}, MA {100 * line['ma']:.1f} %")
 
             device = torch.device(bench.device)
-            run(settings, folder, resume=resume, data_dir=bench.data_dir, device=device, on_round=show)
+            same = unmarked(settings)
+            first = same and Part(plain_settings(same)).folder(bench.work, settings.seed)
+            if first and not (first / FIRST_ROUNDS).exists():
+                first = None
+            run(
+                settings,
+                folder,
+                resume=resume,
+                first_rounds=first,
+                data_dir=bench.data_dir,
+                device=device,
+                on_round=show,
+            )
     return folder
 
 

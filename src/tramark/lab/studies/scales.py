@@ -7,7 +7,7 @@ other data sets have a smaller net instead of AlexNet, VGG-16 and ViT, which wou
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from tramark.lab.simulation.run import Settings
@@ -104,13 +104,25 @@ def without_pictures(chosen: Changes) -> dict[str, Any]:
 def case(name: str, settings: Settings, *, minutes: float = 0.0, **labels: Any) -> Case:
     """A case that uses one federation. `labels` say what it is, and go into the settings of its row."""
     plain = plain_settings(settings)
+    same = unmarked(settings)
     return Case(
         re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-"),
         {**labels, "federation": plain},
         sets=sets_of(settings),
-        parts=(Part(plain, minutes_for(settings)),),
+        parts=(Part(plain, minutes_for(settings), begins_as=same and plain_settings(same)),),
         minutes=minutes,
     )
+
+
+def unmarked(settings: Settings) -> Settings | None:
+    """The FedAvg federation whose first rounds are this one's; None if there is none."""
+    # The text's plain mean is FedAvg's if all clients have as many samples. Added output neurons make another net.
+    uneven = settings.preset == "paper" and (settings.split != "iid-stratified" or settings.samples_per_client is None)
+    if settings.method != "tramark" or uneven or (settings.answers == "label" and settings.clients > 10):
+        return None
+    marks = ("preset", "answers", "questions", "triggers", "trigger_count", "verification", "ratio", "options")
+    defaults = Settings(split=settings.split)
+    return replace(settings, method="fedavg", **{name: getattr(defaults, name) for name in marks})
 
 
 def plain_settings(settings: Settings) -> dict[str, Any]:

@@ -38,10 +38,12 @@ class Part:
     ----------
     settings : all that it depends on but the seed, as plain JSON; for a federation, those of `tramark run`.
     minutes : how long it takes on two cores, estimated.
+    begins_as : settings of another one whose first rounds are the same, and are taken over if it has been made.
     """
 
     settings: Mapping[str, Any]
     minutes: float = 0.0
+    begins_as: Mapping[str, Any] | None = None
 
     def folder(self, work: Path, seed: int) -> Path:
         """Where it is kept: a folder named by the digest of its settings, with `summary.json` once it is finished."""
@@ -147,7 +149,15 @@ class Run:
 
     def unfinished(self, work: Path) -> set[Path]:
         """The folders of the federations that it uses and that are not finished yet."""
-        return {part.folder(work, self.seed) for part in self.case.parts if not part.done(work, self.seed)}
+        return {part.folder(work, self.seed) for part in self._missing(work)}
+
+    def waits_for(self, work: Path) -> set[Path]:
+        """Folders that it would rather have finished before it starts, if somebody is at them."""
+        others = [Part(part.begins_as) for part in self._missing(work) if part.begins_as is not None]
+        return self.unfinished(work) | {one.folder(work, self.seed) for one in others if not one.done(work, self.seed)}
+
+    def _missing(self, work: Path) -> list[Part]:
+        return [part for part in self.case.parts if not part.done(work, self.seed)]
 
 
 def all_runs(cases: Iterable[Case], seeds: int) -> list[Run]:
