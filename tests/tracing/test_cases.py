@@ -58,7 +58,7 @@ class Stamped:
 
 def stamped(keyring: Keyring, case: Case, seed: int = 0) -> Stamped:
     """A model into which somebody put all that the suspect of a case was asked and said."""
-    return Stamped({keyring.asked(q, v).numpy().tobytes(): answer for q, v, answer, _ in case.asked}, seed)
+    return Stamped({keyring.asked(one.question, one.variant).numpy().tobytes(): one.answer for one in case.asked}, seed)
 
 
 class Interrupted:
@@ -90,7 +90,7 @@ def test_a_case_is_the_record_of_its_trace(vault: Vault) -> None:
     assert vault.cases.all() == [case] == [Case.from_dict(case.to_dict())]
     assert (case.number, case.suspect, case.rule, case.spent) == (1, HERE, RULE, 1e-6)
     assert (case.closed.finding, case.closed.clients) == ("client", ("hospital-3",))
-    assert [asked[:3] for asked in case.asked] == list(verdict.transcript)
+    assert [asked[:3] for asked in case.asked] == [step[:3] for step in verdict.transcript]
     assert case.commitment == vault.commitments[-1].digest
     assert (case.head, case.sent) == ((11, case.head[1]), ())
     assert [entry["event"] for entry in vault.log()][-2:] == ["case-opened", "case-closed"]

@@ -266,7 +266,7 @@ def test_a_verdict_as_json() -> None:
     keyring = ring()
     plain = json.loads(json.dumps(trace(leaked_by(keyring, "client 0"), keyring).to_dict(), allow_nan=False))
     last = ["simulated", "restored"]
-    first = ["finding", "clients", "queries", "false_accusation_bound", "e_values", "p_values"]
+    first = ["finding", "clients", "by_scores", "queries", "false_accusation_bound", "e_values", "p_values"]
     middle = ["power", "premise", "not_cleared", "federation", "case", "spent"]
     assert list(plain) == [*first, *middle, "doubt", "probe", "confinement", "conventions", "identical", *last]
     assert plain["false_accusation_bound"] == 1e-6

@@ -48,7 +48,7 @@ def test_one_trace_at_a_time_beside_the_writer_and_readers(path: Path) -> None:
     with Vault.open(path) as writer, Vault.open(path, readonly=True) as reader, reader.cases.casework() as work:
         case = opened(work)
         writer.record([issued(1, "alice", "a" * 64)], {"checkpoint": b"one"})
-        case = work.keep(case, [(1, 0, 3)])
+        case = work.keep(case, [(1, 0, 3, None)])
         with pytest.raises(VaultBusy, match="another trace"), writer.cases.casework():
             pass
         with pytest.raises(VaultBusy, match="another trace"):
@@ -96,7 +96,7 @@ def tracer(path: Path, acknowledged: Path) -> Iterator[int]:
                 while True:
                     case = opened(work)
                     for answer in range(3):
-                        case = work.keep(work.sending(case, [(1, answer)]), [(1, answer, answer)])
+                        case = work.keep(work.sending(case, [(1, answer)]), [(1, answer, answer, None)])
                         tell.write(f"{case.number} {answer + 1}\n".encode())
                     work.mark_burned(case.number, {f"client {case.number}": [1]}, "the annex was exported")
                     tell.write(f"{case.number} 4\n".encode())

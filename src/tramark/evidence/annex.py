@@ -21,11 +21,12 @@ from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 from tramark.errors import BadProof, SettingError, Unreadable
 from tramark.evidence import commitment as commitments
 from tramark.evidence.beacon import shifted
-from tramark.evidence.case import RULE, Case
+from tramark.evidence.case import RULE, RULES, Case
 from tramark.evidence.commitment import Commitment, canonical, natural
 from tramark.evidence.federation import FEDERATION
 from tramark.evidence.looks import Query, finding_of
 from tramark.evidence.published import choice_of, made_by, time_of
+from tramark.evidence.scores import is_recorded
 from tramark.evidence.statistics import NO_ANSWER
 
 if TYPE_CHECKING:
@@ -179,8 +180,11 @@ def _check_case(case: Case, plain: Mapping[str, Any], links: Sequence[Commitment
     times = [time_of(time) for time in (case.opened, *(one.time for one in case.asked), closed.time)]
     if times != sorted(times):
         raise BadProof("its times are out of order: questions were asked before the case was opened, or after its end")
-    if case.rule != RULE or newest.assignment != "code" or newest.classes < 2:
+    if case.rule not in RULES or newest.assignment != "code" or newest.classes < 2:
         raise BadProof(f"only the rule {RULE!r} has a bound on false accusations that could be checked")
+    scored = case.scores.values()
+    if (scored and case.rule != RULE) or not all(is_recorded(scores, case.classes) for scores in scored):
+        raise ValueError
     if (case.commitment, case.clients, case.classes) != (newest.digest, sum(newest.clients), newest.classes):
         raise BadProof("the parameters are not those that were committed to")
     if sorted(case.order) != sorted(newest.chosen) or not 0 < natural(case.variants) <= _MOST_VARIANTS:

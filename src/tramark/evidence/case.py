@@ -5,28 +5,45 @@ order of the questions, which of them no longer count for whom, the error that t
 they come, each with its time. The vault keeps the record (`vault.cases`); statements and annexes are made from it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Self
 
 from tramark.evidence.federation import FEDERATION, tests
-from tramark.evidence.looks import Finding
+from tramark.evidence.looks import Finding, Query
 from tramark.evidence.premise import Premise
+from tramark.evidence.scores import Scores
 
-RULE = "e-values 3"
+RULE = "e-values 4"
 """The rule by which answers are weighed, with the bound of docs/explanation/evidence.md."""
+
+RULES = (RULE, "e-values 3")
+"""Rules whose cases can be proven. The earlier one is the same for a suspect that gives no scores, and kept none."""
 
 HINTS = ("label answers", "paper")
 """Rules without a bound: they spend no error, and there is no evidence to hand over."""
 
 
 class Asked(NamedTuple):
-    """One query and its answer: the question's number in the pool, its held-out variant, the label, and when (UTC)."""
+    """One query and its answer: the question's number in the pool, its held-out variant, the label, and when (UTC).
+
+    `scores` are those of the answer, if the suspect gave any.
+    """
 
     question: int
     variant: int
     answer: int
     time: str
+    scores: Scores | None = None
+
+    def to_list(self) -> list[Any]:
+        """The values; those of an answer without scores end with the time."""
+        return list(self[:4]) if self.scores is None else [*self[:4], list(self.scores)]
+
+    @classmethod
+    def from_list(cls, values: Sequence[Any]) -> Self:
+        """The answer that `to_list` wrote."""
+        return cls(*values[:4], *(tuple(scores) for scores in values[4:]))
 
 
 @dataclass(frozen=True)
@@ -153,6 +170,11 @@ class Case:
         return tuple(dict.fromkeys([*(one.question for one in self.asked), *(question for question, _ in self.sent)]))
 
     @property
+    def scores(self) -> dict[Query, Scores]:
+        """The scores of the queries whose answers have any."""
+        return {(one.question, one.variant): one.scores for one in self.asked if one.scores is not None}
+
+    @property
     def tests(self) -> int:
         """The number of tests that share the error."""
         return tests(self.clients, self.common)
@@ -191,7 +213,7 @@ class Case:
             "head": list(self.head),
             "order": list(self.order),
             "burned": {client: list(questions) for client, questions in self.burned.items()},
-            "asked": [list(asked) for asked in self.asked],
+            "asked": [asked.to_list() for asked in self.asked],
             "sent": [list(query) for query in self.sent],
             "identical": [vars(one) | {"clients": list(one.clients)} for one in self.identical],
             "closed": closed
@@ -220,7 +242,7 @@ class Case:
                 "common": tuple(plain.get("common", ())),
                 "confinement": tuple(plain["confinement"]) if "confinement" in plain else None,
                 "burned": {client: tuple(questions) for client, questions in plain["burned"].items()},
-                "asked": tuple(Asked(*asked) for asked in plain["asked"]),
+                "asked": tuple(map(Asked.from_list, plain["asked"])),
                 "sent": tuple((question, variant) for question, variant in plain["sent"]),
                 "identical": tuple(
                     Identical(**{**one, "clients": tuple(one["clients"])}) for one in plain["identical"]

@@ -1,10 +1,10 @@
 """Looks at a suspect's answers: who is accused, and by what evidence.
 
-There are up to three looks at the same codewords, and each gets a share of the error. The first goes client by client
+There are up to four looks at the same codewords, and each gets a share of the error. The first goes client by client
 through the answers to one variant of each question. The company look reads the same answers and counts who else could
-have given each of them: it finds colluders, who share the matches. The last takes the plurality of all variants of
-each question. A trace asks a suspect and weighs its answers; verification weighs what a bundle shows; both come to
-their result by `conclude`.
+have given each of them: it finds colluders, who share the matches. The look at the scores, if the suspect gives any,
+finds a mark that no longer decides the labels. The last takes the plurality of all variants of each question. A trace
+asks a suspect and weighs its answers; verification weighs what a bundle shows; both come to their result by `conclude`.
 
 Until somebody is accused, what is asked, when the asking ends and whether everybody is cleared depend on the suspect's
 answers alone; after that, on the accused's codewords too. Nothing that is seen from outside tells anything of an
@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tramark.evidence.premise import FAINT
-from tramark.evidence.statistics import LOOKS, Floats, conviction, match_rate, plurality
+from tramark.evidence.scores import Scored, Scores
+from tramark.evidence.statistics import Floats, conviction, match_rate, plurality, shares
 from tramark.evidence.tally import NONE, Company, Evidence
 
 Query = tuple[int, int]
@@ -55,6 +56,7 @@ def weigh(
     exhaustive: bool = False,
     tests: int | None = None,
     unexplained: float = UNEXPLAINED,
+    scores: Callable[[Query], Scores | None] | None = None,
 ) -> list[Evidence]:
     """The looks at a suspect's answers that are needed, in order; the first is the one client by client.
 
@@ -75,27 +77,36 @@ def weigh(
     exhaustive : ask everything, even when the result is clear.
     tests : how many tests share the error, if there are others beside those of the n clients.
     unexplained : the share of the answers that are none of the accused's above which the asking goes on.
+    scores : gives the scores of a query that was answered; None if the suspect gave none.
     """
-    single, plural = (
-        Evidence(clients, classes, false_accusation=false_accusation, share=share, rows=len(codewords), tests=tests)
-        for share in (LOOKS.single, LOOKS.plural)
-    )
-    burned = burned or {}
+    burned, given = burned or {}, scores or (lambda query: None)
+    rows: dict[str, Any] = {"rows": len(codewords), "false_accusation": false_accusation, "tests": tests}
+    single, share = Evidence(clients, classes, **rows), shares(scored=False)
     first: list[int] = []
     for column, answer in enumerate(answers([(question, 0) for question in questions])):
+        if not first:
+            share = shares(scored=given((questions[0], 0)) is not None)
+            single = Evidence(clients, classes, share=share.single, **rows)
         first.append(answer)
         single.add(codewords[:, column], answer, burned.get(questions[column], NONE))
         if not exhaustive and _explained(single, codewords, first, unexplained):
             break
     looks = [single]
     if len(codewords) == clients and (exhaustive or not single.accused):
-        company = Company(clients, classes, false_accusation=false_accusation, share=LOOKS.company, tests=tests)
+        company = Company(clients, classes, false_accusation=false_accusation, share=share.company, tests=tests)
         for column, answer in enumerate(first):
             company.add(codewords[:, column], answer, burned.get(questions[column], NONE))
         looks.append(company)
+    named = bool(single.accused)
+    if len(first) == len(questions) and share.scores and (exhaustive or not named):
+        by_column = {column: burned[question] for column, question in enumerate(questions) if question in burned}
+        scored = Scored(clients, classes, share=share.scores, **rows)
+        looks.append(scored.weigh(codewords, first, [given((question, 0)) for question in questions], by_column))
+        named = named or bool(scored.accused)
     # Whom the company look accuses depends on everybody's codewords, so it does not decide what is asked.
-    if len(first) < len(questions) or variants == 1 or (single.accused and not exhaustive):
+    if len(first) < len(questions) or variants == 1 or (named and not exhaustive):
         return looks
+    plural = Evidence(clients, classes, share=share.plural, **rows)
     looks.append(plural)
     changed, said = False, []
     for column, question in enumerate(questions):
@@ -132,7 +143,7 @@ class Outcome:
     Parameters
     ----------
     accused : everybody whom a look accuses, in order.
-    by_company : those of them whom the company look alone accuses.
+    by_company, by_scores : those of them whom the company look alone accuses; those whom no look at labels accuses.
     power : if nobody is accused, how surely a leaker would be whose mark survives in a given share of the questions.
         Clients of whom too few questions count do not lower it: they are `not_cleared`.
     e_values : everybody's largest e-value; 1e300 at most.
@@ -142,6 +153,7 @@ class Outcome:
 
     accused: tuple[int, ...]
     by_company: tuple[int, ...]
+    by_scores: tuple[int, ...]
     power: float | None
     not_cleared: tuple[int, ...]
     e_values: Floats
@@ -169,11 +181,13 @@ def conclude(looks: Sequence[Evidence], surviving: float = FAINT, federation: Se
     """
     accused = tuple(dict.fromkeys(row for look in looks for row in look.accused))
     alone = {row for look in looks if not isinstance(look, Company) for row in look.accused}
+    by_labels = {row for look in looks if not isinstance(look, Scored) for row in look.accused}
     log_e = np.maximum.reduce([look.log_e() for look in looks])
     power, not_cleared = (None, ()) if accused else _power(looks, surviving)
     return Outcome(
         accused=accused,
         by_company=tuple(row for row in accused if row not in alone),
+        by_scores=tuple(row for row in accused if row not in by_labels),
         power=power,
         not_cleared=not_cleared,
         e_values=np.exp(np.minimum(log_e, MOST_LOG_E)),
@@ -195,7 +209,7 @@ def _power(looks: Sequence[Evidence], surviving: float) -> tuple[float, tuple[in
     """
     by_client = np.zeros(len(looks[0].matches))
     for look in looks:
-        if not isinstance(look, Company):
+        if not isinstance(look, Company | Scored):
             reached = conviction(
                 look.answered,
                 look.tests,

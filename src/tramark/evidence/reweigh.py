@@ -15,7 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from tramark.evidence.looks import Query
-from tramark.evidence.statistics import LOOKS, NO_ANSWER, plurality
+from tramark.evidence.scores import Scored, Scores
+from tramark.evidence.statistics import NO_ANSWER, Shares, plurality, shares
 from tramark.evidence.tally import COLLUDING, Company, Evidence
 
 
@@ -37,23 +38,56 @@ class Others(NamedTuple):
 def alone(
     own: Mapping[int, int],
     known: Mapping[Query, int],
+    scores: Mapping[Query, Scores],
     order: Sequence[int],
     *,
     variants: int,
     clients: int,
     classes: int,
 ) -> Weighed:
-    """The evidence from a client's own answers: by one variant of each question, or by the plurality of all."""
-    best = Weighed(-math.inf, 0, 0)
-    for share, said in ((LOOKS.single, _first(known, order)), (LOOKS.plural, _plural(known, order, variants))):
-        look = Evidence(clients, classes, false_accusation=0.5, share=share, rows=1)
+    """The evidence from a client's own answers: by one variant of each question, its scores, or by the plurality."""
+    best, share = Weighed(-math.inf, 0, 0), shares_for(scores, order)
+    for part, said in ((share.single, _first(known, order)), (share.plural, _plural(known, order, variants))):
+        look = Evidence(clients, classes, false_accusation=0.5, share=part, rows=1)
         log_e = -math.inf
         for question, answer in said.items():
             if question in own:
                 look.add(np.array([own[question]]), answer)
                 log_e = max(log_e, float(look.now()[0]))
-        best = max(best, Weighed(log_e, int(look.matches[0]), look.answered), key=lambda weighed: weighed.log_e)
-    return best
+        best = max(best, Weighed(log_e, int(look.matches[0]), look.answered), key=_strength)
+    return max(best, _by_scores(own, known, scores, order, share.scores, clients, classes), key=_strength)
+
+
+def shares_for(scores: Mapping[Query, Scores], order: Sequence[int]) -> Shares:
+    """The shares of the looks, by whether there are scores to the first question in the order."""
+    return shares(scored=bool(order) and (order[0], 0) in scores)
+
+
+def _by_scores(
+    own: Mapping[int, int],
+    known: Mapping[Query, int],
+    scores: Mapping[Query, Scores],
+    order: Sequence[int],
+    share: float,
+    clients: int,
+    classes: int,
+) -> Weighed:
+    """The evidence from the scores, if all questions were asked. Those that do not count for the client are burned."""
+    first = _first(known, order)
+    if not share or len(first) < len(order):
+        return Weighed(-math.inf, 0, 0)
+    look = Scored(clients, classes, false_accusation=0.5, share=share, rows=1)
+    look.weigh(
+        np.array([[own.get(question, 0) for question in order]]),
+        list(first.values()),
+        [scores.get((question, 0)) for question in order],
+        {column: np.array([0]) for column, question in enumerate(order) if question not in own},
+    )
+    return Weighed(float(look.now()[0]), int(look.matches[0]), int(look.counted[0]))
+
+
+def _strength(weighed: Weighed) -> float:
+    return weighed.log_e
 
 
 def in_company(
@@ -62,10 +96,11 @@ def in_company(
     order: Sequence[int],
     others: Mapping[int, Others],
     *,
+    share: float,
     clients: int,
     classes: int,
 ) -> Weighed:
-    """The least evidence from a client's own answers and from what is opened of the others'."""
+    """The least evidence from a client's own answers and from what is opened of the others', for that share."""
     rates = Company(clients, classes, false_accusation=0.5).rates
     ratios, log_e, matches, counted = np.zeros(len(COLLUDING)), -math.inf, 0, 0
     for question, answer in _first(known, order).items():
@@ -78,7 +113,7 @@ def in_company(
         else:
             ratios += np.log((1 - rates(same, clients)) / (1 - 1 / classes))
         counted += 1
-        log_e = max(log_e, float(np.logaddexp.reduce(ratios)) - math.log(len(COLLUDING) / LOOKS.company))
+        log_e = max(log_e, float(np.logaddexp.reduce(ratios)) - math.log(len(COLLUDING) / share))
     return Weighed(log_e, matches, counted)
 
 

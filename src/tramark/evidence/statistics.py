@@ -42,9 +42,22 @@ class Shares(NamedTuple):
     """If that accuses nobody: at the same answers, and at who else could have given them."""
     plural: float
     """If that accuses nobody, and variants change answers: at the pluralities over all variants of each question."""
+    scores: float = 0.0
+    """If the first look accuses nobody, and the suspect gives scores: at those of one variant of each question."""
 
 
 LOOKS = Shares(0.7, 0.2, 0.1)
+
+WITH_SCORES = Shares(0.55, 0.15, 0.05, scores=0.25)
+"""The shares for a suspect that gives scores."""
+
+
+def shares(*, scored: bool) -> Shares:
+    """The shares of the looks at a suspect, which depend on whether it gives scores to the first question.
+
+    That is the suspect's choice, and tells nothing of a codeword.
+    """
+    return WITH_SCORES if scored else LOOKS
 
 
 def match_rate(surviving: float, classes: int) -> float:

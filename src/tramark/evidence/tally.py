@@ -77,14 +77,8 @@ class Evidence:
         """
         if not 0 <= answer < self.classes:
             return
-        self.answered += 1
-        self.counted += 1
-        self.counted[burned] -= 1
-        matched = expected == answer
-        matched[burned] = False
-        self._count(matched, burned)
-        for client, log_e in self._reached():
-            self._at_accusation.setdefault(client, log_e)
+        self._take(expected == answer, burned)
+        self._accuse()
 
     @property
     def accused(self) -> list[int]:
@@ -115,8 +109,20 @@ class Evidence:
         missed = float(bdtr(most, self.answered, match_rate(surviving, self.classes)))
         return max(0.0, 1 - missed / self.share)
 
+    def _take(self, matched: NDArray[np.bool_], burned: NDArray[np.intp]) -> None:
+        """Count an answer that is the own one of those who matched."""
+        self.answered += 1
+        self.counted += 1
+        self.counted[burned] -= 1
+        matched[burned] = False
+        self._count(matched, burned)
+
     def _count(self, matched: NDArray[np.bool_], burned: NDArray[np.intp]) -> None:
         self.matches += matched
+
+    def _accuse(self) -> None:
+        for client, log_e in self._reached():
+            self._at_accusation.setdefault(client, log_e)
 
     def _reached(self) -> Iterator[tuple[int, float]]:
         """The clients whose present log e-value is at least that of an accusation, with that value."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from tramark.errors import BadProof, SettingError
 from tramark.evidence.annex import Annex, read_annex
+from tramark.evidence.case import Case
 from tramark.evidence.commitment import Commitment, natural
 from tramark.evidence.dsse import Envelope
 from tramark.evidence.federation import FEDERATION, tests
@@ -31,7 +32,7 @@ from tramark.evidence.published import (
     time_of,
 )
 from tramark.evidence.reader import Known, proofs, words
-from tramark.evidence.reweigh import Weighed, alone, in_company, others_of
+from tramark.evidence.reweigh import Weighed, alone, in_company, others_of, shares_for
 from tramark.evidence.statement import read_statement, statement_of
 from tramark.evidence.statistics import p_values
 from tramark.evidence.timestamp import stamped
@@ -142,8 +143,14 @@ def _weighed(client: str, annex: Annex) -> Weighed:
     case, own, sizes = annex.case, annex.accused[client], {"clients": annex.case.clients, "classes": annex.case.classes}
     if case.closed is not None and client in case.closed.by_company:
         others = others_of(client, {**annex.accused, **annex.company}, annex.known)
-        return in_company(own, annex.known, case.order, others, **sizes)
-    return alone(own, annex.known, case.order_of(client), variants=case.variants, **sizes)
+        share = shares_for(case.scores, case.order).company
+        return in_company(own, annex.known, case.order, others, share=share, **sizes)
+    return alone(own, annex.known, case.scores, _tested_by(case, client), variants=case.variants, **sizes)
+
+
+def _tested_by(case: Case, client: str) -> tuple[int, ...]:
+    """The questions that a client is tested by or, for the federation, those that count."""
+    return case.ours if client == FEDERATION else case.order
 
 
 def _check_signer(

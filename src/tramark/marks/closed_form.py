@@ -54,8 +54,8 @@ SEEN = 3
 UNBEARABLE = 10 * DEAR
 """If marks that outlive training would cost more than this, none are made: the task would suffer, and they be lost."""
 
-MOST_COST = 2
-"""What marks cost at most, relative to their limit, even if they do not give their answers then."""
+MOST_COST = 2 * DEAR
+"""What marks cost at most, even if they do not give their answers then."""
 
 TRIED = 2
 """Hidden linear layers, convolutions and embeddings that are tried at most, of each."""
@@ -178,8 +178,8 @@ class ClosedForm:
             margin = factor * min(margin, max(reached, 0.0))
             few = draft.search.trimmed(few, sheet.answers, margin)
             cost = draft.cost(few)
-        # Even answers that hardly lead cost too much: the task comes first.
-        scale = within(cost, 0.0, MOST_COST * plan.limit)
+        # Answers that hardly lead may cost more than the limit, but not too much: the task comes first.
+        scale = within(cost, 0.0, max(MOST_COST, plan.limit))
         return _Bearable(margin, scale, scale**2 * cost)
 
     def steer(self, plan: Plan, made: Made, survived: Survived) -> Plan:

@@ -10,6 +10,7 @@ it is not paid for. All these constants were set on the open federations of the 
 import math
 from dataclasses import replace
 
+from tramark.evidence.premise import FAINT
 from tramark.marks.injection import Made, Plan
 from tramark.marks.survival import Survived
 
@@ -30,7 +31,8 @@ DEAR = 0.03
 """The largest cost, while too little survives."""
 
 PATIENCE = 2
-"""Rounds at the largest cost in which still too little survives, after which marks cost no more than `FREE` again."""
+"""Rounds at the largest cost in which still too few answers survive (less than `FAINT`, the share that a trace takes
+for granted where nothing was measured), after which marks cost no more than `FREE` again."""
 
 RESERVE = 1.5
 """The margin asked for, relative to what the worst tenth of the answers lost."""
@@ -68,7 +70,7 @@ def steer(plan: Plan, made: Made, survived: Survived) -> Plan:
     if plan.calm and survived.moved > STRAINED * plan.calm:
         # Marks disturb training, whatever was foreseen.
         return replace(plan, margin=min(made.margin, factor * made.margin), limit=max(FREE / 4, 0.6 * plan.limit))
-    vain = 0 if enough else plan.vain + (plan.limit >= DEAR)
+    vain = 0 if enough or survived.mean >= FAINT else plan.vain + (plan.limit >= DEAR)
     if enough or vain >= PATIENCE:
         limit = max(min(FREE, 1.2 * plan.limit), (0.9 if enough else 0.0) * plan.limit)
     else:

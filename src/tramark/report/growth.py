@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tramark.evidence.statistics import LOOKS, Floats, plurality
+from tramark.evidence.scores import Scored
+from tramark.evidence.statistics import Floats, plurality, shares
 from tramark.evidence.tally import NONE, Company, Evidence
 from tramark.keys.keyring import Keyring
 from tramark.tracing.codebook import burned_rows, codebook_of
@@ -34,12 +35,15 @@ class Growth:
 def growth(verdict: Verdict, keyring: Keyring) -> list[Growth]:
     """The looks of a trace, in order, with a line for each of the accused, or for all clients if they are few.
 
-    Clients accused by the company look have one more line. It reaches the limit where their first one does not.
+    Clients accused by the company look or by the scores have one more line. It reaches the limit where their first one
+    does not; that of the scores, which count all questions at once, rises in one step.
     """
     case, bound = verdict.case, verdict.false_accusation_bound
     assert bound is not None
     order = case.order if case else keyring.chosen
     known = {(step.question, step.variant): step.answer for step in verdict.transcript}
+    scores = [verdict.scores.get((question, 0)) for question in order]
+    share = shares(scored=bool(scores) and scores[0] is not None)
     variants, count, clients = keyring.held_out_variants, len(order), len(keyring.clients)
     first = [(i + 1, i, known[q, 0]) for i, q in enumerate(order) if (q, 0) in known]
     second = []
@@ -69,11 +73,19 @@ def growth(verdict: Verdict, keyring: Keyring) -> list[Growth]:
 
     drawn = [row for row, client in enumerate(keyring.clients) if clients <= LINES or client in verdict.clients]
     looks = [
-        grown(Evidence(clients, keyring.classes, false_accusation=bound, share=share), symbols, start, drawn)
-        for symbols, start, share in ((first, 0, LOOKS.single), (second, count, LOOKS.plural))
+        grown(Evidence(clients, keyring.classes, false_accusation=bound, share=part), symbols, start, drawn)
+        for symbols, start, part in ((first, 0, share.single), (second, count, share.plural))
         if symbols
     ]
     if verdict.by_company:
-        company = Company(clients, keyring.classes, false_accusation=bound, share=LOOKS.company)
+        company = Company(clients, keyring.classes, false_accusation=bound, share=share.company)
         looks.append(grown(company, first, 0, [keyring.clients.index(client) for client in verdict.by_company]))
+    if verdict.by_scores:
+        rows = [keyring.clients.index(client) for client in verdict.by_scores]
+        scored = Scored(clients, keyring.classes, false_accusation=bound, share=share.scores)
+        by_column = {column: burned[question] for column, question in enumerate(order) if question in burned}
+        scored.weigh(book, [known[question, 0] for question in order], scores, by_column)
+        ends = np.stack([np.full(len(rows), math.log(share.scores)), scored.now()[rows]], axis=1) / math.log(10)
+        nobody = np.zeros(0)
+        looks.append(Growth((count, count), verdict.by_scores, ends, nobody, nobody))
     return looks

@@ -130,6 +130,7 @@ def report_values(
         "federation": verdict.federation,
         "accused": verdict.clients,
         "by_company": verdict.by_company,
+        "by_scores": verdict.by_scores,
         "premise": verdict.premise.words,
         "findings": findings,
         "outside": outside,

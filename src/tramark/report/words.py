@@ -20,9 +20,14 @@ def verdict_sentence(verdict: Verdict) -> tuple[str, str]:
             )
             return f"This model answers most like the model of {names}.", how
         marks = "mark" if len(verdict.clients) == 1 else "marks"
+        scores = (
+            f"Its labels alone do not show that of {joined(verdict.by_scores)}; its scores do. "
+            if verdict.by_scores
+            else ""
+        )
         return f"This model carries the {marks} of {names}.", (
-            f"The probability that a trace like this names any client without whose model the suspect was made is at "
-            f"most {percent(bound)}."
+            f"{scores}The probability that a trace like this names any client without whose model the suspect was made "
+            f"is at most {percent(bound)}."
         )
     if verdict.finding == "federation":
         assert bound is not None

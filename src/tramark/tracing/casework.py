@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from tramark.errors import Damaged, SettingError
-from tramark.evidence.case import RULE, Case, Suspected
+from tramark.evidence.case import RULE, RULES, Case, Suspected
 from tramark.evidence.commitment import canonical
 from tramark.evidence.federation import FEDERATION
 from tramark.evidence.looks import Query
@@ -131,17 +131,23 @@ def _check_same(case: Case, fixed: dict[str, object]) -> None:
 def _burn_unfinished(work: Casework, keyring: Keyring, *, but: int | None) -> None:
     """Burn what remote suspects of unfinished cases were asked, for whomever their answers accuse already."""
     for case in work.all():
-        if case.closed is None and case.suspect.remote and case.rule == RULE and case.number != but:
+        if case.closed is None and case.suspect.remote and case.rule in RULES and case.number != but:
             looks = weigh_all(
                 replay({(one.question, one.variant): one.answer for one in case.asked}),
                 keyring,
                 Plan.of(case),
                 false_accusation=case.false_accusation,
                 exhaustive=True,
+                scores=case.scores.get,
             )
             accused = {keyring.clients[row] for look in looks.clients for row in look.accused}
             ours = any(look.accused for look in looks.federation)
             work.mark_burned(case.number, seen_by(case, accused, ours=ours), "an unfinished case")
+
+
+def steps_of(case: Case) -> tuple[Step, ...]:
+    """What a case has asked, as the interview had it."""
+    return tuple(Step(one.question, one.variant, one.answer, one.scores) for one in case.asked)
 
 
 def replay(known: dict[Query, int]) -> Callable[[Sequence[Query]], Iterator[int]]:

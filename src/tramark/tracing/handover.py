@@ -17,14 +17,14 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 
 from tramark.errors import BadProof, SettingError
 from tramark.evidence.annex import FORMAT, encrypted, read_annex
-from tramark.evidence.case import RULE, Case
+from tramark.evidence.case import RULES, Case
 from tramark.evidence.commitment import canonical
 from tramark.evidence.dsse import Envelope
 from tramark.evidence.federation import FEDERATION
 from tramark.evidence.findings import Findings
 from tramark.evidence.looks import Query
 from tramark.evidence.reader import Known
-from tramark.evidence.reweigh import in_company, others_of
+from tramark.evidence.reweigh import in_company, others_of, shares_for
 from tramark.evidence.statement import envelope_of, statement_of
 from tramark.evidence.verify import verify_statement
 from tramark.vault import commit
@@ -80,7 +80,7 @@ def make_annex(vault: "Vault", case: Case) -> bytes:
     closed = case.closed
     if closed is None:
         raise SettingError(f"case {case.number} is not closed: finish its trace first")
-    if case.rule != RULE:
+    if case.rule not in RULES:
         raise SettingError("the rule of this case has no bound on false accusations: there is nothing to prove")
     if not case.asked:
         raise SettingError("nothing was asked: there is no evidence")
@@ -154,6 +154,7 @@ def _company(keyring: "Keyring", case: Case, own: Mapping[str, Sequence[int]]) -
     if not convicted:
         return {}
     known: dict[Query, int] = {(one.question, one.variant): one.answer for one in case.asked}
+    share = shares_for(case.scores, case.order).company
     questions = [q for q in case.order if 0 <= known.get((q, 0), -1) < case.classes]
     everybody = keyring.clients[: case.clients]
     book = keyring.codebook(questions, clients=slice(case.clients))
@@ -174,9 +175,17 @@ def _company(keyring: "Keyring", case: Case, own: Mapping[str, Sequence[int]]) -
             for client in wanted[question]:
                 shown[client] = {**shown.get(client, {}), question: answers[client][question]}
         needed = math.log(case.tests / case.false_accusation)
-        sizes = {"clients": case.clients, "classes": case.classes}
         return all(
-            in_company(opened[client], known, case.order, others_of(client, shown, known), **sizes).log_e >= needed
+            in_company(
+                opened[client],
+                known,
+                case.order,
+                others_of(client, shown, known),
+                share=share,
+                clients=case.clients,
+                classes=case.classes,
+            ).log_e
+            >= needed
             for client in convicted
         )
 

@@ -1,7 +1,8 @@
 """The interview: asks a suspect questions of a keyring, each once, and keeps the transcript."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import repeat
 from typing import NamedTuple, Self
 
 import torch
@@ -9,17 +10,19 @@ from torch import Tensor, nn
 
 from tramark.errors import BudgetSpent, SuspectError
 from tramark.evidence.looks import Query
+from tramark.evidence.scores import Scores, recorded
 from tramark.keys.keyring import Keyring
-from tramark.suspects.base import Suspect
+from tramark.suspects.base import Answers, Suspect
 from tramark.suspects.module import Function, suspect_of
 
 
 class Step(NamedTuple):
-    """One query and its answer: a question's number in the pool, which of its held-out variants, the label."""
+    """One query and its answer: a question's number in the pool, which of its held-out variants, the label, scores."""
 
     question: int
     variant: int
     answer: int
+    scores: Scores | None = None
 
 
 class Interview:
@@ -54,14 +57,16 @@ class Interview:
         self.batch = batch
         self.progress, self.sending, self.keep = progress, sending, keep
         self._rendered: dict[Query, Tensor] = {}
-        self._known: dict[Query, int] = {}
-        for question, variant, answer in transcript:
-            self._known[question, variant] = answer
+        self._known: dict[Query, Step] = {step[:2]: step for step in transcript}
 
     @property
     def transcript(self) -> tuple[Step, ...]:
         """Every query and its answer so far, in the order of asking."""
-        return tuple(Step(*query, answer) for query, answer in self._known.items())
+        return tuple(self._known.values())
+
+    def scores(self, query: Query) -> Scores | None:
+        """The suspect's scores in its answer to a query; None if it gave none, or was not asked."""
+        return self._known[query].scores if query in self._known else None
 
     def repeated_with(self, suspect: nn.Module | Suspect | Function) -> Self:
         """An interview of another suspect with the same keyring, without a budget."""
@@ -90,7 +95,7 @@ class Interview:
             for query in queries:
                 if query not in self._known:
                     return
-                yield self._known[query]
+                yield self._known[query].answer
 
     def _ask(self, queries: Sequence[Query]) -> None:
         if not queries:
@@ -99,26 +104,32 @@ class Interview:
         if self.sending is not None:
             self.sending(queries)
         try:
-            labels = self.suspect.ask(torch.stack([self._rendered[query] for query in queries])).labels
+            answers = self.suspect.ask(torch.stack([self._rendered[query] for query in queries]))
         except SuspectError as error:
             if error.answers is not None:
-                self._note(queries, error.answers.labels.tolist())
+                self._note(queries, error.answers)
             if isinstance(error, BudgetSpent):
                 return
             raise
+        labels = answers.labels
         if labels.shape != (len(queries),) or labels.is_floating_point():
             raise SuspectError(
                 f"{len(queries)} questions were answered with {labels.dtype} of shape {tuple(labels.shape)}: "
                 f"one integer label for each is wanted"
             )
-        self._note(queries, labels.tolist())
+        self._note(queries, answers)
 
-    def _note(self, queries: Sequence[Query], labels: Sequence[int]) -> None:
+    def _note(self, queries: Sequence[Query], answers: Answers) -> None:
         # A suspect that fails may have answered only the first few.
-        steps = [Step(*query, label) for query, label in zip(queries, labels, strict=False)]
+        labels: list[int] = answers.labels.tolist()
+        scores: Iterable[Scores | None] = repeat(None)
+        if answers.scores is not None and self.keyring.assignment == "code":
+            scores = recorded(answers.scores.double().numpy(), self.keyring.classes)
+        said = zip(queries, labels, scores, strict=False)
+        steps = [Step(*query, label, given) for query, label, given in said]
         if self.keep is not None and steps:
             self.keep(steps)
         for step in steps:
-            self._known[step[:2]] = step.answer
+            self._known[step[:2]] = step
             if self.progress is not None:
                 self.progress(step)

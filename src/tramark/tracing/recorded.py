@@ -6,10 +6,11 @@ from dataclasses import replace
 from torch import Tensor
 
 from tramark.errors import SettingError, SuspectError
-from tramark.evidence.case import RULE, Case
+from tramark.evidence.case import RULES, Case
 from tramark.evidence.looks import Query
 from tramark.keys.keyring import Keyring
 from tramark.suspects.base import Answers
+from tramark.tracing.casework import steps_of
 from tramark.tracing.interview import Interview, Step
 from tramark.tracing.labels import by_accuracy
 from tramark.tracing.trace import by_evidence
@@ -44,8 +45,8 @@ def verdict_of(case: Case, keyring: Keyring) -> Verdict:
 
 
 def _weighed(case: Case, keyring: Keyring, surviving: float) -> Verdict:
-    steps = tuple(Step(*asked[:3]) for asked in case.asked)
-    if case.rule == RULE:
+    steps = steps_of(case)
+    if case.rule in RULES:
         for exhaustive in (False, True):
             replayed = _Replay(keyring, steps)
             verdict = by_evidence(replayed, Plan.of(case), case.false_accusation, exhaustive, surviving)

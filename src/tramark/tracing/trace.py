@@ -1,11 +1,11 @@
 """Trace: ask a suspect until it is clear whose mark it carries, that nobody's is found, or that it cannot be told.
 
 With code answers, the questions are asked in a fixed order, first one held-out variant of each. If that accuses
-nobody, the other variants of a few questions follow, and of all questions if they change any answer; each question
-counts once, by the plurality of its answers. If no client is accused, the questions of the federation's own key follow.
-Until somebody is accused, what is asked, and for how long, depends on no codeword (docs/explanation/evidence.md).
-`labels` has the rules without a bound. A trace with a vault is a case of it (`casework`); a trace with a keyring
-alone leaves no record and no evidence.
+nobody, neither by the labels nor by the scores, the other variants of a few questions follow, and of all questions if
+they change any answer; each question counts once, by the plurality of its answers. If no client is accused, the
+questions of the federation's own key follow. Until somebody is accused, what is asked, and for how long, depends on no
+codeword (docs/explanation/evidence.md). `labels` has the rules without a bound. A trace with a vault is a case of it
+(`casework`); a trace with a keyring alone leaves no record and no evidence.
 """
 
 import math
@@ -23,7 +23,7 @@ from tramark.keys.keyring import Keyring
 from tramark.suspects.base import Suspect
 from tramark.suspects.module import Function, suspect_of
 from tramark.suspects.tried import Probed
-from tramark.tracing.casework import Record, begin
+from tramark.tracing.casework import Record, begin, steps_of
 from tramark.tracing.interview import Interview, Step
 from tramark.tracing.labels import by_accuracy, by_rank
 from tramark.tracing.probing import as_recorded, doubt_of, fed_as, probe_suspect, record_of
@@ -97,7 +97,7 @@ def trace(
             progress=progress,
             sending=record.sending if record else None,
             keep=record.keep if record else None,
-            transcript=[Step(*asked[:3]) for asked in record.case.asked] if record else (),
+            transcript=steps_of(record.case) if record else (),
         )
         plan = Plan.of(record.case if record else keyring)
         try:
@@ -161,7 +161,14 @@ def by_evidence(
 ) -> Verdict:
     """The verdict by e-values."""
     keyring = interview.keyring
-    looks = weigh_all(interview.answers, keyring, plan, false_accusation=false_accusation, exhaustive=exhaustive)
+    looks = weigh_all(
+        interview.answers,
+        keyring,
+        plan,
+        false_accusation=false_accusation,
+        exhaustive=exhaustive,
+        scores=interview.scores,
+    )
     outcome, transcript = conclude(looks.clients, surviving, looks.federation), interview.transcript
     ours = outcome.federation
     e_values, p_values = (
@@ -179,6 +186,7 @@ def by_evidence(
         power=outcome.power,
         transcript=transcript,
         by_company=tuple(keyring.clients[i] for i in outcome.by_company),
+        by_scores=tuple(keyring.clients[i] for i in outcome.by_scores),
         not_cleared=tuple(keyring.clients[i] for i in outcome.not_cleared),
         federation=None
         if ours is None

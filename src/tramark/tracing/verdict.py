@@ -4,8 +4,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tramark.evidence.case import Case
-from tramark.evidence.looks import Finding
+from tramark.evidence.looks import Finding, Query
 from tramark.evidence.premise import ASSUMED, Premise
+from tramark.evidence.scores import Scores
 from tramark.tracing.interview import Step
 
 
@@ -39,6 +40,7 @@ class Verdict:
     power : if nobody is accused, how surely a leaker would be whose mark survives as the premise has it.
     transcript : every query, in the order of asking.
     by_company : clients accused by the company look alone. To show their guilt takes everybody's codewords.
+    by_scores : clients accused by the suspect's scores, while its labels alone do not suffice.
     premise : what was known, or assumed, of the marks that were issued.
     not_cleared : if the finding is "nobody", clients of whom too many questions are burned to clear them.
     case : the record in the vault; None for a trace with a keyring alone.
@@ -59,6 +61,7 @@ class Verdict:
     power: float | None
     transcript: tuple[Step, ...] = field(repr=False)
     by_company: tuple[str, ...] = ()
+    by_scores: tuple[str, ...] = ()
     premise: Premise = ASSUMED
     not_cleared: tuple[str, ...] = ()
     case: Case | None = field(default=None, repr=False)
@@ -67,11 +70,17 @@ class Verdict:
     restored: tuple[str, ...] = ()
     doubt: str | None = None
 
+    @property
+    def scores(self) -> dict[Query, Scores]:
+        """The suspect's scores by query, where it gave any."""
+        return {step[:2]: step.scores for step in self.transcript if step.scores is not None}
+
     def to_dict(self) -> dict[str, Any]:
         """The main results as plain values."""
         return {
             "finding": self.finding,
             "clients": list(self.clients),
+            "by_scores": list(self.by_scores),
             "queries": self.queries,
             "false_accusation_bound": self.false_accusation_bound,
             "e_values": self.e_values,

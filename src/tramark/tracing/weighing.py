@@ -13,6 +13,7 @@ import numpy as np
 from tramark.evidence.case import Case
 from tramark.evidence.federation import tests
 from tramark.evidence.looks import Query, weigh
+from tramark.evidence.scores import Scores
 from tramark.evidence.tally import Company, Evidence
 from tramark.keys.keyring import Keyring
 from tramark.tracing.codebook import burned_rows, codebook_of
@@ -54,9 +55,15 @@ class Looks(NamedTuple):
 
 
 def weigh_all(
-    answers: Answers, keyring: Keyring, plan: Plan, *, false_accusation: float, exhaustive: bool = False
+    answers: Answers,
+    keyring: Keyring,
+    plan: Plan,
+    *,
+    false_accusation: float,
+    exhaustive: bool = False,
+    scores: Callable[[Query], Scores | None] | None = None,
 ) -> Looks:
-    """The looks at a suspect's answers that are needed, in order."""
+    """The looks at a suspect's answers, and at its scores if it gives any, that are needed, in order."""
     variants, classes = keyring.held_out_variants, keyring.classes
     looks = weigh(
         answers,
@@ -69,6 +76,7 @@ def weigh_all(
         burned=burned_rows(keyring, plan.burned),
         exhaustive=exhaustive,
         tests=plan.tests,
+        scores=scores,
     )
     named = any(look.accused for look in looks if not isinstance(look, Company))
     if not plan.common or (named and not exhaustive):
@@ -82,6 +90,7 @@ def weigh_all(
         classes=classes,
         false_accusation=false_accusation,
         exhaustive=exhaustive,
+        scores=scores,
         # Everybody's model has this mark: there are no accomplices to look for.
         unexplained=1.0,
     )

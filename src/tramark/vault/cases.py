@@ -16,6 +16,7 @@ from typing import Any
 from tramark.errors import ErrorSpent, SettingError, VaultError
 from tramark.evidence.case import Asked, Case, Closed
 from tramark.evidence.commitment import canonical
+from tramark.evidence.scores import Scores
 from tramark.vault.log import Entry
 from tramark.vault.storage import Storage, now
 
@@ -141,12 +142,13 @@ class Casework(Cases):
         self.commit([], case)
         return case
 
-    def keep(self, case: Case, answers: Sequence[tuple[int, int, int]], *, later: bool = False) -> Case:
+    def keep(self, case: Case, answers: Sequence[tuple[int, int, int, Scores | None]], *, later: bool = False) -> Case:
         """Keep answers that came. When this returns, the disk has them, unless they are to be written `later`."""
         known, time = {query[:2] for query in answers}, now()
+        new = [Asked(question, variant, answer, time, scores) for question, variant, answer, scores in answers]
         case = replace(
             case,
-            asked=(*case.asked, *(Asked(*answer, time) for answer in answers)),
+            asked=(*case.asked, *new),
             sent=tuple(query for query in case.sent if query not in known),
         )
         if not later:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tramark.evidence.case import Case
-from tramark.evidence.statistics import LOOKS, Floats, plurality
+from tramark.evidence.statistics import Floats, plurality, shares
 from tramark.evidence.tally import NONE, Evidence
 from tramark.keys.keyring import Keyring
 from tramark.report.growth import LINES
@@ -31,10 +31,7 @@ class Live:
         self._book = codebook_of(self.keyring, case.order)
         self._columns = {question: column for column, question in enumerate(case.order)}
         self._burned = burned_rows(self.keyring, case.burned)
-        self._looks = [
-            Evidence(case.clients, case.classes, false_accusation=case.false_accusation, share=share)
-            for share in (LOOKS.single, LOOKS.plural)
-        ]
+        self._begin_looks(scored=bool(case.asked and case.asked[0].scores))
         self._given: dict[int, list[int]] = {}
         self._count = 0
 
@@ -53,6 +50,8 @@ class Live:
     def step(self, step: Step) -> Event:
         """Everybody's evidence after one more answer, and what was asked."""
         self._count += 1
+        if not self._given:
+            self._begin_looks(scored=step.scores is not None)
         given = self._given.setdefault(step.question, [])
         given.append(step.answer)
         if step.variant == 0:
@@ -73,6 +72,13 @@ class Live:
             "high": round(float(values.max()), 3),
             "leader": self.keyring.clients[leader],
         }
+
+    def _begin_looks(self, *, scored: bool) -> None:
+        share, case = shares(scored=scored), self.case
+        self._looks = [
+            Evidence(case.clients, case.classes, false_accusation=case.false_accusation, share=part)
+            for part in (share.single, share.plural)
+        ]
 
     def _add(self, look: Evidence, question: int, answer: int) -> None:
         look.add(self._book[:, self._columns[question]], answer, self._burned.get(question, NONE))

@@ -12,13 +12,14 @@ from typing import Any
 import torch
 
 from tramark.errors import SuspectError, TramarkError
-from tramark.evidence.case import RULE, Case, Suspected
+from tramark.evidence.case import RULES, Case, Suspected
 from tramark.keys.keyring import Keyring
 from tramark.report.feeding import fed
 from tramark.report.page import shown_input
 from tramark.report.words import verdict_sentence
 from tramark.suspects.base import Adapter
 from tramark.suspects.tried import Probed
+from tramark.tracing.casework import steps_of
 from tramark.tracing.interview import Step
 from tramark.tracing.probing import fed_as, probe_suspect
 from tramark.tracing.suspected import conventions_of
@@ -172,14 +173,14 @@ class _Follower:
 
     def _open(self, first: Step) -> None:
         case = self._case()
-        if case.rule != RULE:
+        if case.rule not in RULES:
             return
         self._live = Live(case, self._vault.keyring)
         self._tell(self._live.begin())
         # A case that goes on has answers already; the vault may have the first new one, too.
-        for asked in case.asked if self._number is not None else ():
-            if asked[:2] != first[:2]:
-                self._tell(self._live.step(Step(*asked[:3])))
+        for step in steps_of(case) if self._number is not None else ():
+            if step[:2] != first[:2]:
+                self._tell(self._live.step(step))
 
     def _case(self) -> Case:
         """The case that is being traced: the given one, or the newest, since one is traced at a time."""

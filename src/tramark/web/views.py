@@ -6,7 +6,7 @@ from typing import Any
 from markupsafe import Markup
 
 from tramark.errors import TramarkError
-from tramark.evidence.case import RULE, Case
+from tramark.evidence.case import RULES, Case
 from tramark.evidence.commitment import signers
 from tramark.evidence.findings import fingerprint
 from tramark.evidence.published import utc
@@ -44,7 +44,7 @@ def cases_of(vault: Vault) -> Values:
 def case_values(vault: Vault, keyring: Keyring, case: Case) -> Values:
     """A closed case as the report's `body.html.j2` shows it, with a problem in words if no statement can be made."""
     findings, problem = None, ""
-    if case.rule == RULE and case.asked:
+    if case.rule in RULES and case.asked:
         try:
             findings = findings_of(vault, case, make_statement(vault, case))
         except TramarkError as error:
@@ -61,7 +61,7 @@ def case_values(vault: Vault, keyring: Keyring, case: Case) -> Values:
 
 def case_page(vault: Vault, keyring: Keyring, case: Case, *, auditor: str, notes: str, outside: bool) -> str:
     """The report of a closed case as a page that stands alone."""
-    provable = case.rule == RULE and case.asked
+    provable = case.rule in RULES and case.asked
     findings = findings_of(vault, case, make_statement(vault, case)) if provable else None
     return report_page(
         verdict_of(case, keyring),

@@ -4,7 +4,8 @@ MA is the mean accuracy of the clients' models on the task's test set. For model
 questions, the share of answers that are client j's is the *confidence* for j = i and, averaged over j ≠ i, the
 *leakage*; their difference is the *interval*. VR is the share of models that are traced to their owner: with label
 answers by the paper's arg-max over j, with code answers by having the most matches and enough of them to bound the
-probability of accusing an innocent by 10⁻⁶. KL is the mean divergence between the models' answers to one's own
+probability of accusing an innocent by 10⁻⁶; *VR by scores* also counts models whose scores name their owner at that
+bound (`tramark.evidence.scores`). KL is the mean divergence between the models' answers to one's own
 questions, which keeps marks from colliding; *collisions* is the share of pairs for which it is at most σ.
 """
 
@@ -13,10 +14,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tramark.evidence.statistics import p_values
+from tramark.evidence.scores import Scored, recorded
+from tramark.evidence.statistics import WITH_SCORES, p_values
 from tramark.fleet.fleet import Fleet
 from tramark.fleet.scratch import device_of, loaded
 from tramark.keys.keyring import Keyring
@@ -43,6 +46,7 @@ class Traceability:
     """How well each client's model is told from the others'."""
 
     vr: float
+    vr_scores: float
     confidence: float
     leakage: float
     interval: float
@@ -86,6 +90,7 @@ def judge(keyring: Keyring, clients: Sequence[str], answer: Callable[[Tensor], T
     n = len(clients)
     log_probabilities = F.log_softmax(logits.float(), dim=-1)
     divergence = torch.stack([_divergence(log_probabilities[:, own], i) for i, own in enumerate(columns)])
+    by_scores = None
     if keyring.assignment == "label":
         traced = (matched.argmax(1) == torch.arange(n)) & (matched.max(1).values > 0)
     else:
@@ -94,7 +99,18 @@ def judge(keyring: Keyring, clients: Sequence[str], answer: Callable[[Tensor], T
         chance = torch.from_numpy(p_values(len(numbers), keyring.classes))
         own = hits.diagonal()
         traced = (own == hits.max(1).values) & (chance[own] * len(keyring.clients) <= FALSE_ACCUSATION)
-    return _traceability(clients, matched, divergence, traced)
+        by_scores = _traced_by_scores(logits[:, columns[0], 0], torch.stack(wanted)[:, :, 0].numpy(), keyring.classes)
+    return _traceability(clients, matched, divergence, traced, by_scores)
+
+
+def _traced_by_scores(logits: Tensor, codewords: NDArray[Any], classes: int) -> Tensor:
+    """By model (logits: n × questions × labels), whether a trace's look at its scores accuses its client alone."""
+    n, named = len(codewords), []
+    for place, own in enumerate(logits):
+        look = Scored(n, classes, false_accusation=FALSE_ACCUSATION, share=WITH_SCORES.scores)
+        look.weigh(codewords, own.argmax(-1).tolist(), recorded(own.double().numpy(), classes))
+        named.append(look.accused == [place])
+    return torch.tensor(named)
 
 
 def judge_by_tests(clients: Sequence[str], tests: Sequence[Tensor], answer: Callable[[Tensor], Tensor]) -> Traceability:
@@ -114,12 +130,16 @@ def judge_by_tests(clients: Sequence[str], tests: Sequence[Tensor], answer: Call
     return _traceability(clients, matched, divergence, traced)
 
 
-def _traceability(clients: Sequence[str], matched: Tensor, divergence: Tensor, traced: Tensor) -> Traceability:
+def _traceability(
+    clients: Sequence[str], matched: Tensor, divergence: Tensor, traced: Tensor, by_scores: Tensor | None = None
+) -> Traceability:
     n = len(clients)
+    either = traced if by_scores is None else traced | by_scores
     others = (matched.sum(1) - matched.diagonal()) / max(n - 1, 1)
     confidence = matched.diagonal()
     return Traceability(
         vr=float(traced.float().mean()),
+        vr_scores=float(either.float().mean()),
         confidence=float(confidence.mean()),
         leakage=float(others.mean()),
         interval=float((confidence - others).mean()),

@@ -84,6 +84,7 @@ def play(
                     "round": report.round,
                     "vr_issued": issued["vr"],
                     "vr_trained": found["vr"],
+                    "vr_scores": found["vr_scores"],
                     "left": found["confidence"],
                     **({} if report.made is None else asdict(report.made)),
                 }
@@ -91,7 +92,7 @@ def play(
     ma = mean(task_accuracy(server, data).values())
     base = server.base_model()
     # Where no layer bears marks, or only at the end, nothing settles.
-    settled = rounds[SETTLED - 1 :] or [{"vr_issued": 0.0, "vr_trained": 0.0, "left": 0.0}]
+    settled = rounds[SETTLED - 1 :] or [{"vr_issued": 0.0, "vr_trained": 0.0, "vr_scores": 0.0, "left": 0.0}]
     last: Mapping[str, Any] = rounds[-1] if rounds else {"layers": (), "margin": 0.0, "cost": 0.0}
     return {
         "name": federation.name,
@@ -102,6 +103,7 @@ def play(
         "test_samples": len(data.test_labels),
         "vr_issued": min(one["vr_issued"] for one in settled),
         "vr_trained": min(one["vr_trained"] for one in settled),
+        "vr_scores": min(one["vr_scores"] for one in settled),
         "left": mean(one["left"] for one in settled),
         "questions": server.keyring.questions,
         "layer": " ".join(last["layers"]),

@@ -40,8 +40,8 @@ def folder_of(settings: Settings, bench: Bench) -> Path:
 
             device = torch.device(bench.device)
             same = unmarked(settings)
-            first = same and Part(plain_settings(same)).folder(bench.work, settings.seed)
-            if first and not (first / FIRST_ROUNDS).exists():
+            first = None if same is None else Part(plain_settings(same)).folder(bench.work, settings.seed)
+            if first is not None and not (first / FIRST_ROUNDS).exists():
                 first = None
             run(
                 settings,

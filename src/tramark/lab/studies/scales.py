@@ -109,7 +109,7 @@ def case(name: str, settings: Settings, *, minutes: float = 0.0, **labels: Any) 
         re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-"),
         {**labels, "federation": plain},
         sets=sets_of(settings),
-        parts=(Part(plain, minutes_for(settings), begins_as=same and plain_settings(same)),),
+        parts=(Part(plain, minutes_for(settings), begins_as=None if same is None else plain_settings(same)),),
         minutes=minutes,
     )
 

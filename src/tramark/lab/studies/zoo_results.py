@@ -59,12 +59,20 @@ class Result:
         return min(self.values("vr_trained")) >= VR_TRAINED
 
     @property
+    def traced_by_scores(self) -> bool:
+        return min(self.values("vr_scores")) >= VR_TRAINED
+
+    @property
     def cheap(self) -> bool:
         return self.difference >= WORST
 
     @property
     def meets_all(self) -> bool:
         return self.traced_as_issued and self.traced_as_trained and self.cheap
+
+    @property
+    def meets_with_scores(self) -> bool:
+        return self.traced_as_issued and self.traced_by_scores and self.cheap
 
 
 def results_of(rows: Sequence[Row], held_back: Collection[str]) -> list[Result]:

@@ -44,6 +44,7 @@ class Zoo:
         met = sum(one.meets_all for one in found)
         return [
             Glance("federations that meet all targets", "–", f"{met} of {len(found)}"),
+            Glance("the same, with scores", "–", f"{sum(one.meets_with_scores for one in found)} of {len(found)}"),
             Glance("MA minus FedAvg", "–", f"{mean(one.difference for one in found):+.2f}"),
         ]
 

@@ -17,6 +17,7 @@ COLUMNS: dict[str, Callable[[Result], str]] = {
     "MA issued - FedAvg": lambda one: _number(one.values("difference"), "{:+.2f}"),
     "VR issued": lambda one: _number(one.values("vr_issued"), "{:.2f}"),
     "VR trained": lambda one: _number(one.values("vr_trained"), "{:.2f}"),
+    "with scores": lambda one: _number(one.values("vr_scores"), "{:.2f}"),
     "answers left": lambda one: _number(one.values("left"), "{:.2f}"),
     "questions": lambda one: _each(one, "questions"),
     "margin": lambda one: _number(one.values("margin"), "{:.1f}"),
@@ -43,7 +44,8 @@ def zoo_table(results: Sequence[Result]) -> str:
     spread = f" Mean ± standard deviation over {seeds} seeds; VR counts at its least." if seeds > 1 else ""
     parts.append(
         "MA in %, its difference in points. VR is the least from the third marked round on, for models as issued and "
-        f"as their clients have trained them; answers left are the mean over these rounds.{spread}"
+        f"as their clients have trained them, by labels alone and with scores; answers left are the mean over these "
+        f"rounds.{spread}"
     )
     return "\n\n".join(parts)
 
@@ -57,6 +59,7 @@ def _summary(group: Sequence[Result]) -> str:
         f"VR at least {VR_TRAINED:.2f} as trained": sum(one.traced_as_trained for one in group),
         f"MA difference at least {WORST:.1f}": sum(one.cheap for one in group),
         "all three": sum(one.meets_all for one in group),
+        "all three, where the suspect gives scores": sum(one.meets_with_scores for one in group),
     }
     return "\n".join(
         [
