@@ -87,13 +87,21 @@ def test_marks_may_cost_more_while_too_little_survives_and_less_again_afterwards
 
 def test_what_does_not_help_is_not_paid_for_until_something_survives_again() -> None:
     plan, limits = PLAN, []
+    hardly = replace(left(low=-1.0), clients={"a": 0.3})
     for _ in range(20):
-        plan = steer(plan, made(), left(low=-1.0))
+        plan = steer(plan, made(), hardly)
         limits.append(plan.limit)
     assert limits.count(DEAR) == PATIENCE
     assert set(limits[-10:]) == {FREE}
     plan = steer(steer(plan, made(), left(low=1.0)), made(), left(low=-1.0))
     assert plan.limit > FREE
+
+
+def test_what_leaves_half_of_the_answers_is_not_given_up() -> None:
+    plan = PLAN
+    for _ in range(20):
+        plan = steer(plan, made(), replace(left(low=-1.0), clients={"a": 0.6}))
+    assert plan.limit == DEAR
 
 
 def test_a_margin_comes_down_to_what_it_may_cost() -> None:

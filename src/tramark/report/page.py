@@ -167,7 +167,7 @@ def _evidence(verdict: Verdict, keyring: Keyring) -> dict[str, Any] | None:
         "lines": lines,
         "rest": clients - len(verdict.clients),
         "band": clients > LINES,
-        "second_look": any(look.queries[0] for look in looks),
+        "second_look": any(step.variant for step in verdict.transcript),
         "chart": Markup(evidence_chart(looks, verdict.clients, needed=tests(clients, keyring.common) / bound)),
     }
 

@@ -25,6 +25,7 @@ def row(name: str, *, seed: int = 0, difference: float = 0.0, trained: float = 1
         "ma_issued": 0.9 + difference / 100,
         "vr_issued": 1.0,
         "vr_trained": trained,
+        "vr_scores": max(trained, 0.9),
         "left": 0.97,
         "layer": "fc1",
         "questions": 24,
@@ -37,7 +38,7 @@ def row(name: str, *, seed: int = 0, difference: float = 0.0, trained: float = 1
 ROWS = [
     row("easy", difference=0.12),
     row("dear", difference=-1.5),
-    row("faint", trained=0.5, left=0.6),
+    row("faint", trained=0.5, left=0.6, vr_scores=1.0),
     row("broken", difference=-40.02, trained=0.0, left=0.1, vr_issued=0.5),
     row("secret", difference=-0.2),
 ]
@@ -51,7 +52,7 @@ def cells(table: str, name: str) -> list[str]:
 def test_a_line_for_each_federation() -> None:
     found = cells(ZOO_OF_FIVE.table(ROWS), "easy")
     assert found[:6] == ["easy", "digits", "mlp", "sgd", "fc1", "2"]
-    assert found[6:] == ["90.00", "+0.12", "1.00", "1.00", "0.97", "24", "4.0", "0.0100", "60"]
+    assert found[6:] == ["90.00", "+0.12", "1.00", "1.00", "1.00", "0.97", "24", "4.0", "0.0100", "60"]
 
 
 def test_open_and_held_back_are_counted_apart() -> None:
@@ -62,6 +63,7 @@ def test_open_and_held_back_are_counted_apart() -> None:
     assert "VR at least 0.95 as trained: 2 of 4" in first
     assert "MA difference at least -1.0: 2 of 4" in first
     assert "all three: 1 of 4" in first
+    assert "all three, where the suspect gives scores: 2 of 4" in first
     assert "in the mean: -0.20 (asked for: at least -0.3; met)" in second
     assert "all three: 1 of 1" in second
     assert "Held back" not in ZOO_OF_FIVE.table(ROWS[:4])
