@@ -68,7 +68,8 @@ class TraMark:
         once: whatever would keep it from being marked is named, all at once.
     keyring : the clients' keys; with a vault, the vault's.
     warmup_rounds : rounds of plain FedAvg before the first marks. With "auto", half of `rounds`, 25 at most; if these
-        are not known, until the base moves slowly, 25 at most.
+        are not known, until the base moves slowly, 25 at most. Then marks also wait while the base answers all
+        questions alike, as it does before it has learnt anything.
     rounds : how many rounds the federation will run, if that is known.
     preset : `default` (marks in closed form), `paper` or `released`.
     injection : another way to make marks, instead of a preset.
@@ -222,7 +223,8 @@ class TraMark:
         if remark:
             warnings.warn(f"round {self.round}: {remark}", stacklevel=3)
         due = self._beginning.due(self.round + self.injection.early)
-        unbearable = due and not discarded and self.fleet.region is None
+        missing = due and not discarded and self.fleet.region is None
+        unlearnt = missing and not self._ready()
         self._report = RoundReport(
             self.round,
             () if discarded else tuple(aggregation.taken),
@@ -230,8 +232,9 @@ class TraMark:
             marked=self.marked,
             survived=survived,
             made=self.marking.made,
-            begins_after=None if self.marked or unbearable else self._begins_after,
-            unbearable=unbearable,
+            begins_after=None if self.marked or missing else self._begins_after,
+            unbearable=missing and not unlearnt,
+            unlearnt=unlearnt,
             strained=strained,
             discarded=discarded,
         )
@@ -255,11 +258,17 @@ class TraMark:
         self.marking.came = len(aggregation.taken)
         survived = self.marking.steer()
         self.round += 1
-        if self.marked or self._beginning.due(self.round + self.injection.early):
+        if self.marked or (self._beginning.due(self.round + self.injection.early) and self._ready()):
             self.mark()
         if not (self.fleet.finite and self.drift.finite):
             raise Diverged("the marks or what is known of the clients' data have NaN or infinite values")
         return remark, survived
+
+    def _ready(self) -> bool:
+        """Whether the base is ready for its first marks; where the user set when they begin, it is."""
+        if self.fleet.region is not None or self._beginning.warmup != "auto":
+            return True
+        return self.marking.tells_apart(self.model, self.fleet, self.keyring)
 
     def _undone(self) -> None:
         """Called when a round is undone, before its report is saved."""
@@ -383,7 +392,7 @@ class TraMark:
 
     def _mark_if_due(self) -> None:
         """Make the first marks between two rounds, if it is time: without warm-up, or if the settings changed."""
-        if self.fleet.region is None and self._beginning.due(self.round):
+        if self.fleet.region is None and self._beginning.due(self.round) and self._ready():
             self.mark()
             self._saved = False  # `dispatch` saves them
 

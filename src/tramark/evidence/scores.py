@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_softmax, logsumexp
 
-from tramark.evidence.statistics import Floats
+from tramark.evidence.statistics import WITH_SCORES, Floats
 from tramark.evidence.tally import NONE, Evidence
 
 Scores = tuple[int, ...]
@@ -62,6 +62,17 @@ def is_recorded(scores: Any, classes: int) -> bool:
         and len(scores) == classes
         and all(type(score) is int and LOWEST <= score <= 0 for score in scores)
     )
+
+
+def told(rows: Floats, own: Sequence[int], classes: int, *, clients: int, false_accusation: float = 1e-6) -> float:
+    """The evidence in the scores of some questions against the client whose answers are its `own`, a question.
+
+    It is relative to what names one of the clients: with the inverse of it as many questions, they suffice.
+    """
+    look = Scored(1, classes, false_accusation=false_accusation)
+    look.weigh(np.array([own]), rows.argmax(1).tolist(), recorded(rows, classes))
+    needed = math.log(clients / (false_accusation * WITH_SCORES.scores))
+    return float(look.now()[0]) / (needed * len(own))
 
 
 def log_factors(scores: Sequence[Scores]) -> Floats:

@@ -2,7 +2,8 @@
 
 Marks that begin early wear off, since the base still moves much; marks that begin late protect few rounds. The paper
 begins after 25 of 50 rounds. If the number of rounds is known, marks begin after half of them, 25 at most. If not, they
-begin when the base moves slowly: when two updates in a row are at most a quarter of the largest one so far.
+begin when the base moves slowly: when two updates in a row are at most a quarter of the largest one so far. Where the
+server chooses when they begin, they also wait until the base answers different questions differently.
 """
 
 from collections.abc import Mapping

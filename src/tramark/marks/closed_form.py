@@ -57,6 +57,10 @@ UNBEARABLE = 10 * DEAR
 MOST_COST = 2 * DEAR
 """What marks cost at most, even if they do not give their answers then."""
 
+LARGEST = 30.0
+"""How many times as large as its layer an edit may be. Useful ones are up to five times as large; only questions that
+hardly reach the layer ask for more."""
+
 TRIED = 2
 """Hidden linear layers, convolutions and embeddings that are tried at most, of each."""
 
@@ -156,6 +160,7 @@ class ClosedForm:
                 if bearable.margin < plan.margin:
                     changes = draft.search.trimmed(changes, own.answers, bearable.margin)
                     changes = [bearable.scale * change for change in changes]
+                changes = _bounded(draft, changes, fleet)
                 with torch.no_grad():
                     led.append(leads(draft.search.answer(changes), own))
                 turned = [part.turned(change).flatten(1) for part, change in zip(draft.parts, changes, strict=True)]
@@ -191,3 +196,13 @@ class ClosedForm:
     def _near(self, keyring: Keyring) -> float:
         """Few labels leave marks fewer outputs to answer by, and each of them is felt the more."""
         return self.near * min(1.0, (keyring.classes - 1) / 9)
+
+
+def _bounded(draft: Draft, changes: Sequence[Tensor], fleet: Fleet) -> list[Tensor]:
+    """The changes, scaled down for clients whose edit of a layer would be too large."""
+    found = []
+    for part, change in zip(draft.parts, changes, strict=True):
+        most = LARGEST * float(fleet.layout.slots[part.name].of(fleet.base).float().norm())
+        sizes = part.turned(change).flatten(1).norm(dim=1)
+        found.append(change * (most / sizes.clamp_min(1e-12)).clamp_max(1)[:, None, None])
+    return found

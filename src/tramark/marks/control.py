@@ -2,9 +2,9 @@
 
 After each round the server knows by how much the answers still lead in the returned models. What their worst tenth has
 lost is what the next marks need, and a little more. The margin goes up fast and down slowly; it is bounded a round, so
-that no client can drive it. A mark that would cost too much gets less margin. While too little survives, it may cost
-more, up to a second limit; if that does not help either,
-it is not paid for. All these constants were set on the open federations of the zoo (`tramark.lab.studies.zoo`).
+that no client can drive it. A mark that would cost too much gets less margin. While neither the labels of returned
+models nor their scores would name a client, it may cost more, up to a second limit; if that does not help either, it is
+not paid for. All these constants were set on the open federations of the zoo (`tramark.lab.studies.zoo`).
 """
 
 import math
@@ -35,7 +35,8 @@ PATIENCE = 2
 for granted where nothing was measured), after which marks cost no more than `FREE` again."""
 
 RESERVE = 1.5
-"""The margin asked for, relative to what the worst tenth of the answers lost."""
+"""The margin asked for, relative to what the worst tenth of the answers lost. Also the evidence from scores at which
+marks need not cost more, relative to what names a client."""
 
 PLENTY = 2.5
 """The same where margin is cheap."""
@@ -66,7 +67,7 @@ def steer(plan: Plan, made: Made, survived: Survived) -> Plan:
     free = made.margin * math.sqrt(CHEAP / max(made.cost, 1e-9))
     wanted = min(max(RESERVE * lost, free), PLENTY * lost)
     factor = min(RISE, max(FALL, wanted / max(made.margin, LEAST)))
-    enough = survived.low > 0
+    enough = survived.low > 0 or survived.told >= RESERVE
     if plan.calm and survived.moved > STRAINED * plan.calm:
         # Marks disturb training, whatever was foreseen.
         return replace(plan, margin=min(made.margin, factor * made.margin), limit=max(FREE / 4, 0.6 * plan.limit))

@@ -38,6 +38,8 @@ class RoundReport:
     """The round after which marks begin, if that is known and still to come."""
     unbearable: bool = False
     """Whether marks are due, but no layer bears them as the base is now."""
+    unlearnt: bool = False
+    """Whether marks are due, but wait for a base that answers different questions differently."""
     strained: float = 0.0
     """How large clients' updates of layers without marks are, beside those before the marks; zero if not known."""
     discarded: str = ""
@@ -84,6 +86,12 @@ class RoundReport:
                 "questions (Keyring.generate(questions=…)) or smaller steps of the clients may help; "
                 "ClosedForm(margin=…) makes marks in any case"
             )
+        if self.unlearnt:
+            found.append(
+                "marks are due, but the model still answers all questions alike, as it does before it has learnt "
+                "anything: marks would hold it back, so models are sent without any, and cannot be traced. They begin "
+                "as soon as it has learnt; TraMark(warmup_rounds=…) begins in any case"
+            )
         if self.made is not None and (self.made.unmarked or self.made.reached < REACHED):
             without = self.made.unmarked
             found.append(
@@ -93,10 +101,11 @@ class RoundReport:
                 "(Keyring.generate(questions=…)) or another layer (ClosedForm(layer_names=…)) may help"
             )
         if self.survived is not None and self.survived.mean < FAINT + (1 - FAINT) / classes:
+            scores = " where only labels are to be had; its scores tell enough" if self.survived.told >= 1 else ""
             found.append(
                 f"clients' training leaves {self.survived.mean:.0%} of their marks' answers: what they leak after "
-                "training cannot be traced well. More warm-up rounds, a larger margin (ClosedForm(margin=…)) or "
-                "another layer (ClosedForm(layer_names=…)) may help"
+                f"training cannot be traced well{scores}. More warm-up rounds, a larger margin "
+                "(ClosedForm(margin=…)) or another layer (ClosedForm(layer_names=…)) may help"
             )
         return [f"round {self.round}: {concern}" for concern in found]
 
@@ -111,6 +120,8 @@ class RoundReport:
     def _next(self) -> str:
         if self.unbearable:
             return "not marked: no layer bears marks yet"
+        if self.unlearnt:
+            return "not marked: the model has not learnt anything yet"
         if not self.marked:
             return "not marked yet" if self.begins_after is None else f"marks begin after round {self.begins_after}"
         if self.made is None:

@@ -184,15 +184,25 @@ class Search:
             spread = owner.expand(len(wanted), -1)
             return torch.zeros_like(scale).scatter_reduce(1, spread, missing.view(len(wanted), -1), "amax")
 
-        high = torch.ones(wanted.shape, device=wanted.device)
-        low, bearable = torch.zeros_like(high), short(high).clamp_min(1e-6)
-        for _ in range(TRIMS):
-            middle = (low + high) / 2
-            fine = short(middle) <= bearable
-            low, high = torch.where(fine, low, middle), torch.where(fine, middle, high)
-        # Questions share directions: where scaling down some took from others, a client keeps what it had.
-        high = torch.where((short(high) > bearable + self.tolerance * margin).any(1, keepdim=True), 1, high)
-        return [change * high[:, None] for change in changes]
+        whole = torch.ones(wanted.shape, device=wanted.device)
+        bearable = short(whole).clamp_min(1e-6)
+
+        def least(*, alike: bool) -> Tensor:
+            """The least scales, the same for all of a client's questions if `alike`."""
+            low, high = torch.zeros_like(whole), whole
+            for _ in range(TRIMS):
+                middle = (low + high) / 2
+                fine = short(middle) <= bearable
+                fine = fine.all(1, keepdim=True) if alike else fine
+                low, high = torch.where(fine, low, middle), torch.where(fine, middle, high)
+            return high
+
+        scale = least(alike=False)
+        taken = (short(scale) > bearable + self.tolerance * margin).any(1, keepdim=True)
+        if bool(taken.any()):
+            # Questions share directions, and scaling down some took from others.
+            scale = torch.where(taken, least(alike=True), scale)
+        return [change * scale[:, None] for change in changes]
 
     def answer(self, changes: Sequence[Tensor]) -> Tensor:
         """All clients' logits for the whole sheet, one client after another."""

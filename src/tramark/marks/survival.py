@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tramark.errors import SettingError
+from tramark.evidence.scores import told
 from tramark.fleet.fleet import Fleet
 from tramark.fleet.layout import State
 from tramark.fleet.scratch import device_of, evaluating
@@ -41,12 +42,15 @@ class Survived:
     low : by how many logits all but a tenth of a client's answers lead at least, for a client that fared worse than
         most: the second worst of five. One client alone, hostile or odd, does not move it.
     moved : how large the clients' updates of tensors without marks are, in the median.
+    told : the evidence that the scores of all questions would give, relative to what names a client; for a client that
+        fared worse than most. Zero for label answers.
     """
 
     clients: dict[str, float]
     margin: float
     low: float = 0.0
     moved: float = 0.0
+    told: float = 0.0
 
     @property
     def mean(self) -> float:
@@ -73,6 +77,7 @@ class Survival:
         self._margins: list[float] = []
         self._lows: list[float] = []
         self._moved: list[float] = []
+        self._told: list[float] = []
 
     def watch(self, client: str, returned: State) -> str | None:
         """Measure one returned model, if it is its turn. Returns why it cannot be used, if it cannot."""
@@ -94,6 +99,11 @@ class Survival:
         self._found[client] = float((leads > 0).float().mean())
         self._margins.append(float(leads.median()))
         self._lows.append(float(leads.quantile(LOW)))
+        if self._keyring.assignment == "code":
+            each = told(
+                logits.double().numpy(), answers.tolist(), self._keyring.classes, clients=len(self._keyring.clients)
+            )
+            self._told.append(each * len(key.questions))
         self._moved.append(size_of_update(self._fleet, client, returned))
         return None
 
@@ -102,8 +112,18 @@ class Survival:
         """What was measured; None if no model came back."""
         if not self._found:
             return None
-        low = sorted(self._lows)[(len(self._lows) - 1) // 3]
-        return Survived(dict(self._found), median(self._margins), low, median(self._moved))
+        return Survived(
+            dict(self._found),
+            median(self._margins),
+            _worse_than_most(self._lows),
+            median(self._moved),
+            _worse_than_most(self._told) if self._told else 0.0,
+        )
+
+
+def _worse_than_most(values: Sequence[float]) -> float:
+    """The second smallest of five: one client alone does not move it."""
+    return sorted(values)[(len(values) - 1) // 3]
 
 
 def size_of_update(fleet: Fleet, client: str, returned: State) -> float:
