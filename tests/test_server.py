@@ -151,6 +151,28 @@ def test_a_known_number_of_rounds_is_halved_and_the_report_says_when_marks_begin
     assert str(unknown.collect(dict(unknown.dispatch()))).endswith("not marked yet")
 
 
+def test_marks_wait_until_the_base_has_learnt_something() -> None:
+    """On a plateau all inputs are answered alike; marks that were made there would keep the net there."""
+    federation = automatic(rounds=4)
+    learnt = federation.base_model().state_dict()
+    federation.rebase({name: 0.01 * tensor for name, tensor in learnt.items()})
+    first, second = federation.collect(dict(federation.dispatch())), None
+    assert not first.unlearnt, "marks are not due yet"
+    with pytest.warns(UserWarning, match="answers all questions alike"):
+        second = federation.collect(dict(federation.dispatch()))
+    assert (second.marked, second.unlearnt, second.unbearable) == (False, True, False)
+    assert str(second).endswith("not marked: the model has not learnt anything yet")
+    taught = {client: {name: 3 * tensor for name, tensor in learnt.items()} for client in CLIENTS}
+    third = federation.collect(taught)
+    assert (third.marked, third.unlearnt) == (True, False)
+
+
+def test_whoever_says_when_marks_begin_is_obeyed() -> None:
+    federation = automatic(warmup_rounds=1)
+    federation.rebase({name: 0.01 * tensor for name, tensor in federation.base_model().state_dict().items()})
+    assert federation.collect(dict(federation.dispatch())).marked
+
+
 def test_a_round_without_updates_is_not_a_slow_one() -> None:
     federation = automatic()
     slowing(federation, 1)

@@ -154,8 +154,8 @@ def test_odd_scores() -> None:
     inf, nan = math.inf, math.nan
     assert recorded(np.array([[1.0, 2.0]]), 3) == [None], "too few"
     assert recorded(np.array([[1.0, 2.0, 9.0]]), 2) == [(-1000, 0)], "labels beyond ours"
-    assert recorded(np.array([[0.9, 0.1, 0.0]]), 3) == [(0, -2197, -2890)], "rounded to zero"
-    assert recorded(np.array([[0.0, -inf], [-inf, -inf], [1e9, 0.0]]), 2) == [(0, LOWEST), None, (0, LOWEST)]
+    assert recorded(np.array([[0.9, 0.1, 0.0]]), 3) == [(0, -2197, -2197)], "rounded to zero"
+    assert recorded(np.array([[0.0, -inf], [-inf, -inf], [1e9, 0.0]]), 2) == [(0, 0), None, (0, LOWEST)]
     assert recorded(np.array([[nan, 1.0]]), 2) == [None]
     for wrong in ([0, -1], (0,), (0, 1), (0, LOWEST - 1), (0, True), (0.0, -1), None):
         assert not is_recorded(wrong, 2)

@@ -57,6 +57,12 @@ from tramark.vault.store import Vault
 __all__ = ["in_a_server_app"]
 
 
+def learnt() -> ArrayRecord:
+    """A net that answers different inputs differently, as after some training."""
+    state = net().state_dict()
+    return ArrayRecord({name: 10 * tensor if name.startswith("6.") else tensor for name, tensor in state.items()})
+
+
 def base_after(strategy: Strategy, wire: Grid, round: int, initial: ArrayRecord | None = None) -> ArrayRecord:
     """The base after a round of warm-up, which is followed by a marked one."""
     seen: dict[int, ArrayRecord] = {}
@@ -95,7 +101,7 @@ def test_an_inner_strategy_keeps_its_meaning(inner: type[FedAvg], tmp_path: Path
 
 def test_six_rounds_are_marked_without_a_word_about_warm_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     strategy = wrapped(all_of_them(fraction_evaluate=0.0), small(tmp_path / "vault"), warmup_rounds="auto")
-    start(strategy, Wire(sites()), 6)
+    strategy.start(Wire(sites()), learnt(), num_rounds=6, timeout=1)
     assert strategy.server is not None
     assert traceability(strategy.server, strategy.server.keyring).vr == 1.0
     assert [report["marked"] for report in strategy.vault.reports()] == [False, False, True, True, True, True]
@@ -119,7 +125,7 @@ def test_a_training_that_would_not_be_marked_does_not_begin(tmp_path: Path, capl
 
 def test_an_unmarked_training_is_marked_when_it_goes_on(tmp_path: Path) -> None:
     """As when a wrapper around the strategy began it, or an earlier version with a long warm-up."""
-    place, initial = small(tmp_path / "vault"), ArrayRecord(dict(net().state_dict()))
+    place, initial = small(tmp_path / "vault"), learnt()
     first = wrapped(all_of_them(fraction_evaluate=0.0), place, warmup_rounds="auto")
     Strategy.start(first, Wire(sites()), first.resume(initial), num_rounds=2, timeout=1)
     assert first.server is not None

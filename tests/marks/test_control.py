@@ -97,6 +97,14 @@ def test_what_does_not_help_is_not_paid_for_until_something_survives_again() -> 
     assert plan.limit > FREE
 
 
+def test_marks_that_scores_tell_need_not_cost_more() -> None:
+    plan = replace(PLAN, limit=DEAR)
+    for _ in range(20):
+        plan = steer(plan, made(), replace(left(low=-1.0), clients={"a": 0.3}, told=RESERVE))
+    assert (plan.limit, plan.vain) == (FREE, 0)
+    assert steer(plan, made(), replace(left(low=-1.0), told=0.9 * RESERVE)).limit > FREE
+
+
 def test_what_leaves_half_of_the_answers_is_not_given_up() -> None:
     plan = PLAN
     for _ in range(20):

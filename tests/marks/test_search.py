@@ -1,5 +1,7 @@
 """A search must find changes that give the answers, and no larger ones than the margin takes."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from nets import drawing, mlp
@@ -74,6 +76,20 @@ def test_changes_are_trimmed_to_the_least_that_holds_the_margin(excess: float) -
     enough = (1 - search.tolerance) * 2.0
     assert kept.min() > 0.95 * enough
     assert (less.view(len(wanted), -1, 2).amin(2) < enough).all()
+
+
+def test_a_client_whose_questions_stand_in_each_others_way_is_trimmed_as_a_whole() -> None:
+    """Each question's change takes margin from the others: scaled down one by one, they would give each other's up."""
+    search = search_in(mlp(96, 64).eval(), "3")
+    owner = search.sheet.owner
+    shared = replace(search, edits=[search.edits[0] @ (torch.eye(int(owner.max()) + 1) + 0.5)])
+    wanted = shared.sheet.answers
+    changes, _ = shared.smallest(wanted, 6.0)
+    trimmed = shared.trimmed(changes, wanted, 1.0)
+    assert float(trimmed[0].norm()) < 0.7 * float(changes[0].norm())
+    with torch.no_grad():
+        before, after = (leads(shared.answer(some), shared.sheet) for some in (changes, trimmed))
+    assert (after > torch.minimum(before, torch.tensor(0.9)) - 0.1).all()
 
 
 def test_changes_that_miss_the_margin_are_not_trimmed_below_what_they_gave() -> None:

@@ -49,6 +49,26 @@ def test_the_report_tells_what_was_left() -> None:
     assert "of the answers were left" in str(report)
 
 
+def test_scores_tell_a_mark_whose_labels_training_has_moved() -> None:
+    """One label gains 50 for all inputs: no answer is left, and the scores still tell each client."""
+    federation = server()
+    federation.collect(dict(federation.dispatch()))
+    shifted = {client: dict(state) for client, state in federation.dispatch().items()}
+    for state in shifted.values():
+        state["5.bias"] = state["5.bias"] + 50.0 * (torch.arange(10) == 4)
+    with pytest.warns(
+        UserWarning, match="cannot be traced well where only labels are to be had; its scores tell enough"
+    ):
+        report = federation.collect(shifted)
+    assert report.survived is not None
+    assert report.survived.mean < 0.5
+    assert report.survived.told > 1
+    base = federation.base_model().state_dict()
+    gone = federation.collect({client: without_marks(base) for client in CLIENTS})
+    assert gone.survived is not None
+    assert gone.survived.told < 0.5
+
+
 def test_marks_that_do_not_survive_are_warned_of() -> None:
     federation = server()
     federation.collect(dict(federation.dispatch()))

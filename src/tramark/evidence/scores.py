@@ -30,7 +30,7 @@ Scores = tuple[int, ...]
 SHARPNESS = (0.25, 0.5, 1.0, 2.0, 4.0)
 """The β, from a mark that hardly stands out of the noise to one that stands far above it."""
 
-LOWEST = -30_000
+LOWEST = -1_000_000
 """The lowest score that is recorded."""
 
 
@@ -45,14 +45,19 @@ def recorded(rows: Floats, classes: int) -> list[Scores | None]:
     if rows.ndim != 2 or rows.shape[1] < classes:
         return [None] * len(rows)
     rows = np.asarray(rows, dtype=np.float64)
-    shares = (rows >= 0).all(1) & (np.abs(rows.sum(1) - 1) < 0.01)
-    # A probability that was rounded to zero is taken for half of the smallest that was not.
-    least = np.where(rows > 0, rows, np.inf).min(1, keepdims=True)
-    logs = np.where(shares[:, None], np.log(np.where(rows > 0, rows, least / 2).clip(min=1e-300)), rows)[:, :classes]
-    top = logs.max(1, keepdims=True)
-    told = np.isfinite(top[:, 0])
-    below = np.rint(1000 * (logs - np.where(np.isfinite(top), top, 0))).clip(min=LOWEST, max=0)
-    return [tuple(map(int, row)) if known else None for row, known in zip(below, told, strict=True)]
+    return [_recorded(row, classes) for row in rows]
+
+
+def _recorded(row: Floats, classes: int) -> Scores | None:
+    """A row of scores as a case records it. A label that has no score, or zero, counts as the lowest that has one."""
+    if (row >= 0).all() and abs(row.sum() - 1) < 0.01:
+        row = np.log(row, where=row > 0, out=np.full_like(row, -np.inf))
+    row = row[:classes]
+    given = row[np.isfinite(row)]
+    if not len(given) or np.isnan(row).any():
+        return None
+    logs = np.where(np.isfinite(row), row, given.min())
+    return tuple(int(score) for score in np.rint(1000 * (logs - logs.max())).clip(min=LOWEST))
 
 
 def is_recorded(scores: Any, classes: int) -> bool:
