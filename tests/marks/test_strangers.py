@@ -97,13 +97,21 @@ def test_a_net_that_cannot_bear_its_questions_says_so_and_is_not_logged_as_marke
     assert last == {client: client not in report.made.unmarked for client in CLIENTS}
 
 
-def test_marks_that_cost_too_much_are_given_up_for_the_task() -> None:
+@pytest.mark.filterwarnings("ignore:round 1")
+@pytest.mark.parametrize("most", [MOST_COST, FREE])
+def test_marks_that_cost_too_much_are_given_up_for_the_task(most: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer of 16 inputs bears the answers at more than marks should cost; more than they may cost, it does not."""
+    monkeypatch.setattr("tramark.marks.closed_form.MOST_COST", most)
     toy, injection = pictures(), ClosedForm(layer_names=("3",))
     server = TraMark(learnt(mlp(16), toy, 3, sgd), ring(10, 24), warmup_rounds=1, injection=injection)
-    with pytest.warns(UserWarning, match="carry no mark"):
-        [report] = play(server, toy, 1)
+    [report] = play(server, toy, 1)
     assert report.made is not None
-    assert report.made.cost == pytest.approx(MOST_COST * FREE)
+    if most > FREE:
+        assert (report.made.reached, report.made.unmarked) == (1.0, ())
+        assert FREE < report.made.cost < most
+    else:
+        assert report.made.unmarked
+        assert report.made.cost == pytest.approx(most)
 
 
 def test_a_net_that_bears_no_marks_stays_as_it_is_and_is_tried_again(
