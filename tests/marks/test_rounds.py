@@ -23,6 +23,7 @@ REPORT = RoundReport(7, ("a", "b"), marked=True, survived=Survived({"a": 1.0, "b
         (REPORT, "75% of the answers were left, 50% at the least, with a margin of 3.1, marked in fc1 and fc2"),
         (REPORT, "marked in fc1 and fc2: 16 questions, margin 6.2, cost 0.004"),
         (replace(REPORT, made=replace(MADE, reached=0.8)), "cost 0.004, 80% of them answered"),
+        (replace(REPORT, survived=Survived({"a": 0.1}, -2.0, told=2.31)), "scores tell 2.3 times what names a client"),
         (replace(REPORT, made=replace(MADE, unmarked=("b", "c"))), "cost 0.004, without a mark: b, c"),
     ],
 )

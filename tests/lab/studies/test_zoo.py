@@ -89,7 +89,7 @@ def test_the_picture_names_what_misses_a_target(tmp_path: Path) -> None:
     assert {"dear", "faint", "broken (-40.0)"} <= set(words)
     assert not {"easy", "secret"} & set(words)
     assert "held back while the defaults were chosen" in words
-    assert any("2 of 5 meet all targets" in word for word in words)
+    assert any("2 of 5 meet all targets, 3 with scores" in word for word in words)
 
 
 def test_names_in_the_picture_do_not_cover_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.transforms import Bbox
 
-GOOD, BAD, INK, AREA = "#1f6f8b", "#d1495b", "#333333", "#e3f1ea"
+GOOD, FAIR, BAD, INK, AREA = "#1f6f8b", "#edae49", "#d1495b", "#333333", "#e3f1ea"
 FARTHEST = -4.0
 """Points of accuracy at which the picture ends; dots beyond are drawn at its edge, with their number."""
 
@@ -33,7 +33,7 @@ def draw_zoo(results: Sequence[Result], path: Path) -> bool:
         _frame(axes, results)
         places = {one.name: (max(one.difference, FARTHEST), 100 * one.left) for one in results}
         for one in results:
-            colour = GOOD if one.meets_all else BAD
+            colour = GOOD if one.meets_all else FAIR if one.meets_with_scores else BAD
             axes.plot(
                 *places[one.name],
                 "o" if one.difference >= FARTHEST else "<",
@@ -77,8 +77,8 @@ def _frame(axes: "Axes", results: Sequence[Result]) -> None:
     axes.set_yticks([tick for tick in range(0, 101, 10) if tick >= bottom])
     axes.grid(alpha=0.2, zorder=0)
     axes.spines[["top", "right"]].set_visible(False)
-    met = sum(one.meets_all for one in results)
-    title = f"What marks cost, and what training leaves of them: {met} of {len(results)} meet all targets"
+    met, fair = sum(one.meets_all for one in results), sum(one.meets_with_scores for one in results)
+    title = f"What marks cost, and what training leaves: {met} of {len(results)} meet all targets, {fair} with scores"
     axes.set_title(title, loc="left")
 
 
@@ -91,6 +91,7 @@ def _legend(axes: "Axes", results: Sequence[Result]) -> None:
 
     handles: list[Any] = [
         dot(GOOD, "meets all targets"),
+        dot(FAIR, "meets them where the suspect gives scores"),
         dot(BAD, "too dear, or too few models traced"),
     ]
     if any(one.held_back for one in results):
