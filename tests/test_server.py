@@ -153,11 +153,11 @@ def test_a_known_number_of_rounds_is_halved_and_the_report_says_when_marks_begin
 
 def test_marks_wait_until_the_base_has_learnt_something() -> None:
     """On a plateau all inputs are answered alike; marks that were made there would keep the net there."""
-    federation = automatic(rounds=4)
+    federation = automatic(rounds=10)
     learnt = federation.base_model().state_dict()
     federation.rebase({name: 0.01 * tensor for name, tensor in learnt.items()})
-    first, second = federation.collect(dict(federation.dispatch())), None
-    assert not first.unlearnt, "marks are not due yet"
+    for _ in range(4):
+        assert not federation.collect(dict(federation.dispatch())).unlearnt, "marks are not due yet"
     with pytest.warns(UserWarning, match="answers all questions alike"):
         second = federation.collect(dict(federation.dispatch()))
     assert (second.marked, second.unlearnt, second.unbearable) == (False, True, False)
@@ -165,6 +165,15 @@ def test_marks_wait_until_the_base_has_learnt_something() -> None:
     taught = {client: {name: 3 * tensor for name, tensor in learnt.items()} for client in CLIENTS}
     third = federation.collect(taught)
     assert (third.marked, third.unlearnt) == (True, False)
+
+
+@pytest.mark.filterwarnings("ignore:round")
+@pytest.mark.parametrize(("rounds", "last"), [(10, 7), (6, 3), (4, 2)])
+def test_they_do_not_wait_for_ever(rounds: int, last: int) -> None:
+    federation = automatic(rounds=rounds)
+    federation.rebase({name: 0.01 * tensor for name, tensor in federation.base_model().state_dict().items()})
+    marked = [federation.collect(dict(federation.dispatch())).marked for _ in range(rounds)]
+    assert marked == [round >= last for round in range(1, rounds + 1)]
 
 
 def test_whoever_says_when_marks_begin_is_obeyed() -> None:

@@ -68,8 +68,8 @@ class TraMark:
         once: whatever would keep it from being marked is named, all at once.
     keyring : the clients' keys; with a vault, the vault's.
     warmup_rounds : rounds of plain FedAvg before the first marks. With "auto", half of `rounds`, 25 at most; if these
-        are not known, until the base moves slowly, 25 at most. Then marks also wait while the base answers all
-        questions alike, as it does before it has learnt anything.
+        are not known, until the base moves slowly, 25 at most. While the base answers all questions alike, as it does
+        before it has learnt anything, marks wait for up to half of the rounds that are left.
     rounds : how many rounds the federation will run, if that is known.
     preset : `default` (marks in closed form), `paper` or `released`.
     injection : another way to make marks, instead of a preset.
@@ -265,8 +265,8 @@ class TraMark:
         return remark, survived
 
     def _ready(self) -> bool:
-        """Whether the base is ready for its first marks; where the user set when they begin, it is."""
-        if self.fleet.region is not None or self._beginning.warmup != "auto":
+        """Whether the base is ready for its first marks, or they wait no longer."""
+        if self.fleet.region is not None or not self._beginning.may_wait(self.round):
             return True
         return self.marking.tells_apart(self.model, self.fleet, self.keyring)
 

@@ -3,7 +3,7 @@
 Marks that begin early wear off, since the base still moves much; marks that begin late protect few rounds. The paper
 begins after 25 of 50 rounds. If the number of rounds is known, marks begin after half of them, 25 at most. If not, they
 begin when the base moves slowly: when two updates in a row are at most a quarter of the largest one so far. Where the
-server chooses when they begin, they also wait until the base answers different questions differently.
+server chooses when they begin, they also wait a while for a base that has not learnt anything yet.
 """
 
 from collections.abc import Mapping
@@ -22,6 +22,9 @@ EARLIEST = 3
 
 SLOW = 0.25
 """The base moves slowly if an update is at most this share of the largest one."""
+
+LEFT = 3
+"""Marked rounds that must be left when marks have waited for a base that has not learnt anything."""
 
 IN_A_ROW = 2
 """Slow rounds in a row after which marks begin."""
@@ -87,6 +90,21 @@ class Beginning:
         if self.after is not None:
             return round >= self.after
         return round >= LATEST or (round >= EARLIEST and self._slow >= IN_A_ROW)
+
+    def may_wait(self, round: int) -> bool:
+        """Whether marks that are due may wait for a base that has not learnt anything yet.
+
+        They wait for half of the rounds that are left, but for none if too few would be marked then.
+
+        >>> [Beginning("auto", 14).may_wait(round) for round in (7, 9, 10)]
+        [True, True, False]
+        """
+        if self.warmup != "auto":
+            return False
+        if self.rounds is None:
+            return round < LATEST
+        after = begin_after(self.warmup, self.rounds)
+        return round < min(after + (self.rounds - after) // 2, self.rounds - LEFT)
 
     def state_dict(self) -> dict[str, Any]:
         """What was observed."""

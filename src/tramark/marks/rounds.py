@@ -91,7 +91,8 @@ class RoundReport:
             found.append(
                 "marks are due, but the model still answers all questions alike, as it does before it has learnt "
                 "anything: marks would hold it back, so models are sent without any, and cannot be traced. They begin "
-                "as soon as it has learnt; TraMark(warmup_rounds=…) begins in any case"
+                "as soon as it has learnt, or when half of the rounds that were left are over; "
+                "TraMark(warmup_rounds=…) begins in any case"
             )
         if self.made is not None and (self.made.unmarked or self.made.reached < REACHED):
             without = self.made.unmarked
