@@ -52,7 +52,7 @@ def cells(table: str, name: str) -> list[str]:
 def test_a_line_for_each_federation() -> None:
     found = cells(ZOO_OF_FIVE.table(ROWS), "easy")
     assert found[:6] == ["easy", "digits", "mlp", "sgd", "fc1", "2"]
-    assert found[6:] == ["90.00", "+0.12", "1.00", "1.00", "1.00", "0.97", "24", "4.0", "0.0100", "60"]
+    assert found[6:] == ["90.00", "+0.12", "1.00", "1.00", "1.00", "0.97", "24", "4.0", "0.0100"]
 
 
 def test_open_and_held_back_are_counted_apart() -> None:

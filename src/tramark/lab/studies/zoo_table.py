@@ -22,7 +22,6 @@ COLUMNS: dict[str, Callable[[Result], str]] = {
     "questions": lambda one: _each(one, "questions"),
     "margin": lambda one: _number(one.values("margin"), "{:.1f}"),
     "cost": lambda one: _number(one.values("cost"), "{:.4f}"),
-    "seconds": lambda one: f"{sum(one.values('seconds')):.0f}",
 }
 
 WORDS = 5
