@@ -91,9 +91,9 @@ def log_factors(scores: Sequence[Scores]) -> Floats:
     logs -= logs.mean(axis=1, keepdims=True)
     logs -= logs.mean(axis=0, keepdims=True)
     spread = float(logs.std())
-    told = logs / spread if spread > 1e-9 else np.zeros_like(logs)
+    even = logs / spread if spread > 1e-9 else np.zeros_like(logs)
     sharp = np.array(SHARPNESS)[:, None, None]
-    return np.asarray(log_softmax(sharp * told, axis=2) + math.log(logs.shape[1]))
+    return np.asarray(log_softmax(sharp * even, axis=2) + math.log(logs.shape[1]))
 
 
 class Scored(Evidence):
@@ -122,11 +122,11 @@ class Scored(Evidence):
 
         Questions without scores are left out. `burned` has by column the rows for which a question does not count.
         """
-        told = [column for column, row in enumerate(scores) if row is not None]
-        if not told:
+        scored = [column for column, row in enumerate(scores) if row is not None]
+        if not scored:
             return self
         factors = log_factors([row for row in scores if row is not None])
-        for place, column in enumerate(told):
+        for place, column in enumerate(scored):
             rows = (burned or {}).get(column, NONE)
             self._take(codewords[:, column] == answers[column], rows)
             own = factors[:, place, codewords[:, column]]

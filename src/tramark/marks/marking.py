@@ -26,8 +26,9 @@ LOOKED_AT = 64
 """Candidate questions by which it is seen whether a base has begun to learn."""
 
 ALIKE = 0.2
-"""The standard deviation over questions, in log-probabilities, below which a base answers all of them alike. Bases of
-the zoo's open federations have at most 0.07 on a plateau, and at least 0.7 later."""
+"""The standard deviation over questions, in log-probabilities, below which a base answers all of them alike. Set on
+six open federations of the zoo: at most 0.07 on a plateau, at least 0.7 later. A net that learns slowly can be below it
+without harm, so marks do not wait for ever (`Beginning.may_wait`)."""
 
 
 @dataclass
